@@ -15,6 +15,10 @@ MUTATE_ARGS ?=
 SHIPPED := --bin forebay-server --bin forebay --bin forebay-train
 DEMO := $(SHIPPED) --bin forebay-demo
 
+# The programs that tests run. There are no examples, but with --examples cargo gives each dependency the same features as
+# in `cargo test`, where proptest asks for more. Else arrow and every crate that uses it would be compiled twice.
+TESTED := --workspace --bins --lib --examples
+
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 
@@ -30,7 +34,7 @@ demo: setup ## MNIST from S3 through the cache into a training run of two ranks 
 
 test: ## Build and run all tests, those of the Python package last
 	@scripts/setup.sh tests
-	cargo build --workspace --bins --lib
+	cargo build $(TESTED)
 	cargo test --workspace --no-fail-fast
 	@scripts/test-python.sh
 
@@ -47,12 +51,12 @@ check: ## Formatting, lints, and the rules in tests/tests/tidy with their figure
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path trainer/c10d-nccl/Cargo.toml
 	cargo clippy --workspace --all-targets --features forebay-tests/gpu -- -D warnings
-	cargo test -q --workspace --features forebay-tests/gpu --test tidy -- --nocapture
+	cargo test -q --workspace --test tidy -- --nocapture
 
 attack: build ## Attack a node as strangers would (silence, floods, bombs) beside a good reader: target/bench/attack.json
 	target/release/forebay-attack $(BENCH_ARGS)
 
-bench-cold: build ## Measure cold epochs beside reading S3 directly, with 1 to 32 requests at once
+bench-cold: build ## Measure cold epochs beside reading S3 directly, with 1 to 32 requests at once (BENCH_ARGS=--check: against stored figures)
 	target/release/forebay-bench-store --only cold,narrow $(BENCH_ARGS)
 
 bench-content: build ## Read one dataset in every way, under every fault, and compare content digests with pyarrow's
@@ -65,12 +69,12 @@ bench-epoch: build ## Time epochs through the cache, cold and warm, beside readi
 bench-order: build ## Measure the order: speed, quality of the shuffle, resuming, 200 kills
 	target/release/forebay-bench-order $(BENCH_ARGS)
 
-bench-peers: build ## Measure warm epochs beside pyarrow, torch's DataLoader, HF datasets, LitData, Mosaic, DuckDB, nginx (installs them in .peers)
+bench-peers: build ## Measure warm epochs beside pyarrow, torch's DataLoader, HF datasets, LitData, Mosaic, DuckDB, nginx (installs each by itself in .peers)
 	@tests/peers/setup.sh
 	cargo build --release --workspace --bins --lib --features forebay-tests/gpu
 	target/release/forebay-bench-peers $(BENCH_ARGS)
 
-bench-python: setup ## Measure the Python loader beside the Rust loader: speed, hand-over of a batch, memory
+bench-python: setup ## Measure the Python loader beside the Rust loader: speed, hand-over of a batch, memory, 50 kills
 	@scripts/setup.sh tests
 	cargo build --release --workspace --bins --lib
 	target/release/forebay-bench-python $(BENCH_ARGS)

@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-cargo build --quiet --workspace --bins --lib
+# As in `make test`, so that nothing is compiled twice.
+cargo build --quiet --workspace --bins --lib --examples
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 ln -sfn "$target/lib_forebay.so" python/forebay/_forebay.so
 
@@ -14,6 +15,17 @@ export FOREBAY_BIN=$target PYTHONDONTWRITEBYTECODE=1
 unset FOREBAY_ENDPOINT
 
 cd python
-../.venv/bin/python -m mypy --no-incremental --cache-dir=/dev/null forebay examples tests
-../.venv/bin/python -m mypy.stubtest forebay._forebay
-exec ../.venv/bin/python -m pytest -p no:cacheprovider "$@"
+python=../.venv/bin/python
+# Types are checked beside the tests, with what processor time these leave.
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
+(
+    nice -n 19 "$python" -m mypy --no-incremental --cache-dir=/dev/null forebay examples tests
+    nice -n 19 "$python" -m mypy.stubtest forebay._forebay
+) >"$said" 2>&1 &
+types=$!
+failed=0
+"$python" -m pytest -p no:cacheprovider "$@" || failed=$?
+wait "$types" || failed=$?
+cat "$said"
+exit "$failed"

@@ -116,7 +116,8 @@ impl Node {
         );
         let reader = source.objects();
         let objects = Objects::new(cache.clone(), peers.clone(), reader, &settings.objects, allow, &memory)?;
-        let listeners = Listeners::new(settings, descriptors::raise(), handshakes(settings).await?);
+        let tls = handshakes(settings, &url).await?;
+        let listeners = Listeners::new(settings, descriptors::raise(), tls);
         let stalls = Stalls::new(&memory, listeners.refusals.clone());
         Ok(Self {
             name,
@@ -218,10 +219,22 @@ async fn peer_token(settings: &Settings) -> Result<Option<Arc<TokenFile>>> {
     Ok(Some(token))
 }
 
-/// TLS of the listeners, where the node has a certificate.
-async fn handshakes(settings: &Settings) -> Result<Option<Arc<Handshakes>>> {
+/// TLS of the listeners, where the node has a certificate; says so where that is not for the host by which
+/// others are told of the node, at `url`.
+async fn handshakes(settings: &Settings, url: &str) -> Result<Option<Arc<Handshakes>>> {
     let (tls, limits) = (settings.tls.clone(), settings.limits.clone());
-    blocking(move || Handshakes::open(&tls, &limits)).await?
+    let tls = blocking(move || Handshakes::open(&tls, &limits)).await??;
+    if let Some(host) = settings.told_host(url)
+        && let Some(hosts) = tls.as_ref().and_then(|tls| tls.hosts_without(host))
+    {
+        tracing::warn!(
+            host,
+            certificate_for = hosts.join(", "),
+            "--tls-cert is not for the host that other nodes and clients will ask for: they will refuse this node; \
+             get a certificate for it, or name one of its hosts with --advertise"
+        );
+    }
+    Ok(tls)
 }
 
 async fn open_disk(

@@ -220,6 +220,13 @@ impl Settings {
         )))
     }
 
+    /// The host by which others are told of the node at `url`; `None` for a node alone without --advertise,
+    /// which people call as they please.
+    pub fn told_host<'a>(&self, url: &'a str) -> Option<&'a str> {
+        let is_cluster = !self.cluster.etcd.is_empty() || self.nodes.len() > 1;
+        (is_cluster || self.cluster.advertise.is_some()).then(|| cluster::host_of(url))
+    }
+
     /// The name of the node at `url`: what the list of a fixed cluster says, or --node, or its host and port.
     /// `Invalid` where list and --node contradict each other.
     pub fn name(&self, url: &str) -> Result<String> {
@@ -408,6 +415,22 @@ mod tests {
         assert_eq!((s.cache_dir.len(), s.cluster.replicas, s.source.s3_max_requests), (2, 2, 64));
         let elsewhere = Settings { nodes: vec!["http://a:1".to_owned().into()], ..s };
         assert!(elsewhere.url(&elsewhere.listen).unwrap_err().message.contains("https://cache-1:7070"));
+    }
+
+    #[test]
+    fn others_are_told_of_a_node_by_its_host() {
+        let told = |args: &[&str], url: &str| {
+            let s = load(&[&["--allow", "s3://b"], args].concat()).unwrap();
+            s.told_host(url).map(str::to_owned)
+        };
+        let advertise = ["--advertise", "http://[::1]:7"];
+        assert_eq!(told(&advertise, "http://[::1]:7").as_deref(), Some("::1"));
+        let etcd = ["--etcd", "http://e:2379"];
+        assert_eq!(told(&etcd, "http://10.0.0.1:7070").as_deref(), Some("10.0.0.1"));
+        let fixed = ["--cluster-node", "http://c-1:7070", "--cluster-node", "http://c-2:7070"];
+        assert_eq!(told(&fixed, "http://c-1:7070").as_deref(), Some("c-1"));
+        assert_eq!(told(&fixed[..2], "http://c-1:7070"), None);
+        assert_eq!(told(&[], "http://127.0.0.1:7070"), None);
     }
 
     #[test]

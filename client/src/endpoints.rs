@@ -6,7 +6,7 @@
 use crate::certificates;
 use crate::direct::Direct;
 use crate::local_node::LocalNode;
-use crate::node::{NOT_SERVING, Node};
+use crate::node::{Node, NodeFault};
 use forebay_proto::{Error, Kind, Result, v1};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -134,8 +134,8 @@ impl Endpoints {
         let KnownNodes { nodes, preferred, .. } = &*self.known;
         let mut faults = Vec::new();
         for node in &known {
-            if let Some(why) = node.fault(PROBE).await {
-                faults.push((node.url(), why));
+            if let Some(fault) = node.fault(PROBE).await {
+                faults.push((node.url(), fault));
             } else {
                 if let Some(named) = nodes.iter().position(|named| named.url() == node.url()) {
                     preferred.store(named, Relaxed);
@@ -164,10 +164,13 @@ impl Endpoints {
 }
 
 /// That none of some nodes takes readers, each for its reason: those that are drained can be brought back.
-fn unreachable(faults: &[(&str, String)]) -> Error {
+fn unreachable(faults: &[(&str, NodeFault)]) -> Error {
     let urls: Vec<&str> = faults.iter().map(|(url, _)| *url).collect();
-    let drained = faults.iter().find(|(_, why)| why == NOT_SERVING).map(|(url, _)| url);
-    let silent = faults.iter().rfind(|(_, why)| why != NOT_SERVING).map(|(_, why)| why);
+    let drained = faults.iter().find(|(_, fault)| *fault == NodeFault::NotServing).map(|(url, _)| url);
+    let silent = faults.iter().rev().find_map(|(_, fault)| match fault {
+        NodeFault::Silent(why) => Some(why),
+        NodeFault::NotServing => None,
+    });
     let why = match (drained, silent) {
         (Some(url), None) => format!("all of them are drained: `forebay undrain {url}` brings one back"),
         (Some(url), Some(why)) => {

@@ -164,6 +164,9 @@ fn no_room(uri: &str, p: &v1::LoadProgress) -> Error {
     let missing = p.decoded_bytes_total.saturating_sub(p.decoded_bytes_held).div_ceil(1_000_000);
     Error::full(match p.dirs_full {
         0 => format!("{held}: give it {missing} MB more room (--cache-bytes), or load fewer columns"),
+        1 => format!(
+            "{held}: the disk of a cache directory is full: free {missing} MB there, or load fewer columns"
+        ),
         n => format!(
             "{held}: the disks of {n} cache directories are full: free {missing} MB there, or load fewer columns"
         ),
@@ -217,8 +220,13 @@ mod tests {
         };
         let why = no_room("s3://b/d", &p).message;
         assert!(why.contains("holds 4 of 20") && why.contains("339 MB more room (--cache-bytes)"), "{why}");
-        p.dirs_full = 1;
-        let why = no_room("s3://b/d", &p).message;
-        assert!(why.contains("the disks of 1 cache directories are full: free 339 MB"), "{why}");
+        for (dirs_full, says) in [
+            (1, "the disk of a cache directory is full: free 339 MB"),
+            (2, "the disks of 2 cache directories are full: free 339 MB"),
+        ] {
+            p.dirs_full = dirs_full;
+            let why = no_room("s3://b/d", &p).message;
+            assert!(why.contains(says), "{why}");
+        }
     }
 }

@@ -37,8 +37,14 @@ const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 /// A silent connection is probed this often, and given up when a probe goes unanswered for as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// The fault of a node that answers and takes no readers.
-pub(crate) const NOT_SERVING: &str = "it does not serve now";
+/// Why a node takes no readers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NodeFault {
+    /// It answers, and does not serve now: it is drained.
+    NotServing,
+    /// It does not answer, for a reason.
+    Silent(String),
+}
 
 /// A node of the cache and the connection to it. Nodes are the same if they are at the same URL.
 #[derive(Debug, Clone)]
@@ -168,16 +174,16 @@ impl Node {
     }
 
     /// Why the node does not say, within `limit`, that it serves; `None` if it does.
-    pub(crate) async fn fault(&self, limit: Duration) -> Option<String> {
+    pub(crate) async fn fault(&self, limit: Duration) -> Option<NodeFault> {
         let mut health = HealthClient::new(self.channel());
         match tokio::time::timeout(limit, health.check(HealthCheckRequest::default())).await {
             Ok(Ok(reply)) => match reply.into_inner().status() {
                 ServingStatus::Serving => None,
-                _ => Some(NOT_SERVING.to_owned()),
+                _ => Some(NodeFault::NotServing),
             },
             // Who answers lives, whatever it thinks of the question.
-            Ok(Err(status)) => root_cause(self.url(), &status),
-            Err(_) => Some(format!("no answer within {} s", limit.as_secs_f64())),
+            Ok(Err(status)) => root_cause(self.url(), &status).map(NodeFault::Silent),
+            Err(_) => Some(NodeFault::Silent(format!("no answer within {} s", limit.as_secs_f64()))),
         }
     }
 

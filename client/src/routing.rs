@@ -16,7 +16,7 @@ pub(crate) mod silence;
 mod throughput;
 
 use crate::endpoints::Endpoints;
-use crate::node::{NOT_SERVING, Node};
+use crate::node::{Node, NodeFault};
 use budget::AttemptBudget;
 use follow::Published;
 use forebay_proto::manifest::{DatasetId, Manifest};
@@ -135,7 +135,7 @@ impl Cluster {
         }
         let known = self.entry.known();
         let faults = join_all(known.iter().map(|node| node.fault(SERVES))).await;
-        let answers = |fault: &Option<String>| fault.as_ref().is_none_or(|why| why == NOT_SERVING);
+        let answers = |fault: &Option<NodeFault>| !matches!(fault, Some(NodeFault::Silent(_)));
         if faults.iter().any(answers) {
             std::future::pending::<()>().await;
         }

@@ -122,14 +122,16 @@ pub async fn readings_within(access: &Access, patience: Duration) -> Result<Read
     }
 }
 
-/// The node that a person means, by its name or its URL; `NotFound` names those that there are.
+/// The node that a person means, by its name, or else by its address with or without a scheme. One that is
+/// drained still answers the others, and so is known. `NotFound` names those of the topology.
 pub fn find<'a>(topology: &'a v1::Topology, wanted: &str) -> Result<&'a v1::Node> {
     let plain = |url: &str| {
         let at = url.trim_start_matches("http://").trim_start_matches("https://");
         at.trim_end_matches('/').to_owned()
     };
-    let is = |node: &&v1::Node| node.name == wanted || plain(&node.address) == plain(wanted);
-    topology.nodes.iter().find(is).ok_or_else(|| {
+    let all = || topology.leaving.iter().chain(&topology.nodes);
+    let is_there = |node: &&v1::Node| plain(&node.address) == plain(wanted);
+    all().find(|node| node.name == wanted).or_else(|| all().find(is_there)).ok_or_else(|| {
         let names: Vec<&str> = topology.nodes.iter().map(|n| n.name.as_str()).collect();
         Error::not_found(format!("no node `{wanted}` in the topology: there are {}", names.join(", ")))
     })
@@ -141,16 +143,41 @@ mod tests {
 
     #[test]
     fn nodes_by_name_or_url() {
-        let node = |name: &str| v1::Node {
+        let node = |name: &str, address: &str| v1::Node {
             name: name.into(),
-            address: format!("http://{name}:7"),
+            address: address.into(),
             ..Default::default()
         };
-        let topology = v1::Topology { nodes: vec![node("a"), node("b")], ..Default::default() };
-        for wanted in ["b", "b:7", "http://b:7/"] {
-            assert_eq!(find(&topology, wanted).unwrap().name, "b");
+        // Some have names by default: hosts and ports, whatever is spoken there.
+        let nodes = vec![node("a:7", "https://a:7"), node("b", "http://b:7")];
+        let leaving = vec![node("c:7", "https://c:7"), node("d", "https://d:7")];
+        let topology = v1::Topology { nodes, leaving, ..Default::default() };
+        for (wanted, address) in [
+            ("a:7", "https://a:7"),
+            ("b", "http://b:7"),
+            ("b:7", "http://b:7"),
+            ("http://b:7/", "http://b:7"),
+            ("c:7", "https://c:7"),
+            ("d", "https://d:7"),
+            ("d:7", "https://d:7"),
+        ] {
+            let found = find(&topology, wanted).map(|node| node.address.as_str());
+            assert_eq!(found.map_err(|e| e.message).as_deref(), Ok(address), "{wanted}");
         }
-        assert!(find(&topology, "c").unwrap_err().message.ends_with("there are a, b"));
+        let e = find(&topology, "e:7").unwrap_err();
+        assert!(e.kind == Kind::NotFound && e.message.ends_with("there are a:7, b"), "{e}");
+    }
+
+    #[test]
+    fn a_name_goes_before_an_address() {
+        let node = |name: &str, address: &str| v1::Node {
+            name: name.into(),
+            address: address.into(),
+            ..Default::default()
+        };
+        let nodes = vec![node("x", "http://y:7"), node("y:7", "http://z:7")];
+        let topology = v1::Topology { nodes, ..Default::default() };
+        assert_eq!(find(&topology, "y:7").unwrap().address, "http://z:7");
     }
 
     #[test]

@@ -7,6 +7,8 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Unpack
 
 from forebay import _forebay
@@ -21,11 +23,14 @@ from forebay._progress import Progress, Report, reporting
 if TYPE_CHECKING:
     import pyarrow
 
-    from forebay._forebay import RecordBatchReader, Schema
+    from forebay._forebay import Column, RecordBatchReader, Schema
     from forebay._plan import Plan
     from forebay._run import RunOptions
 
 _log = logging.getLogger("forebay")
+
+DatasetName = str | os.PathLike[str] | Mapping[str, float]
+"""A URI, a path of this machine, or a mix: ``{uri: share}``."""
 
 # Numbers of rows in one request; the rows come as a stream.
 _ROWS_AT_ONCE = 65_536
@@ -44,7 +49,7 @@ class NodeStatus(TypedDict, total=False):
 
 
 def dataset(
-    uri: str | os.PathLike[str] | Mapping[str, float],
+    uri: DatasetName,
     *,
     endpoint: str | Sequence[str] | LocalNode | None = None,
     direct: bool = False,
@@ -65,13 +70,13 @@ def dataset(
     """Opens a dataset and freezes its version.
 
     `uri` names a folder of Parquet objects, one of them or a pattern (`s3://`, `gs://`, `az://`, `file://`), or is
-    ``@FILE``, a list of objects, or a mix: ``{uri: share}``. `endpoint` is a node of the cache, or several; unset, it is
-    ``$FOREBAY_ENDPOINT``, and where that is unset too, or either is "local", this machine's own node, which is started
-    if it does not run (`forebay.local_node`). With ``direct=True`` this process reads the object store itself, without
-    any cache. How the object store is read, by this machine's node or directly, `store` says: ``s3_endpoint``,
-    ``s3_region``, ``s3_profile``, ``s3_access_key_id`` and ``s3_secret_access_key``, ``s3_session_token``,
-    ``s3_path_style``, ``s3_anonymous``, ``s3_max_requests``, ``s3_max_bytes_per_s``, ``patience_s``; the rest comes from
-    the usual AWS variables and files.
+    ``@FILE``, a list of objects, a `pathlib.Path` of this machine, or a mix: ``{uri: share}``. `endpoint` is a node of the
+    cache, or several; unset, it is ``$FOREBAY_ENDPOINT``, and where that is unset too, or either is "local", this machine's
+    own node, which is started if it does not run (`forebay.local_node`). With ``direct=True`` this process reads the object
+    store itself, without any cache. How the object store is read, by this machine's node or directly, `store` says:
+    ``s3_endpoint``, ``s3_region``, ``s3_profile``, ``s3_access_key_id`` and ``s3_secret_access_key``, ``s3_session_token``,
+    ``s3_path_style``, ``s3_ca``, ``s3_anonymous``, ``s3_max_requests``, ``s3_max_bytes_per_s``, ``patience_s``; the rest
+    comes from the usual AWS variables and files.
 
     `ca`, `cert` and `key` are PEM files for nodes at ``https://``: the authorities to believe, this process's certificate
     and its private key. `token_file` holds the token by which nodes know it. Unset, they are ``$FOREBAY_CA``,
@@ -86,7 +91,7 @@ def dataset(
     Raises `NotFoundError` if there is nothing, `InvalidError` if arguments contradict each other or the schema,
     `RetryError` if neither cache nor store answer.
     """
-    mix = [f"{part}={share}" for part, share in uri.items()] if isinstance(uri, Mapping) else []
+    mix = [f"{_named(part)}={share}" for part, share in uri.items()] if isinstance(uri, Mapping) else []
     options: dict[str, Any] = {
         "columns": None if columns is None else _names(columns),
         "split": _split(split),
@@ -105,13 +110,39 @@ def dataset(
             direct_memory_bytes=direct_memory_bytes,
         ),
     }
-    return Dataset("" if isinstance(uri, Mapping) else os.fspath(uri), options)
+    return Dataset("" if isinstance(uri, Mapping) else _named(uri), options)
+
+
+def opened(dataset: Dataset | DatasetName, columns: Sequence[str] | None) -> Dataset:
+    """What loaders and others take: a dataset, or the name of one."""
+    if not isinstance(dataset, Dataset):
+        return _open(dataset, columns=columns)
+    return dataset if columns is None else dataset.select(columns)
+
+
+# Where `dataset` is an argument's name.
+_open = dataset
+
+
+def _named(uri: str | os.PathLike[str]) -> str:
+    if isinstance(uri, str):
+        return uri
+    if not isinstance(uri, os.PathLike):
+        raise TypeError(
+            f"a dataset is named by a URI, a path or a mix {{URI: share}}, not by {uri!r}: for several objects pass a pattern, "
+            "or '@FILE', where FILE lists them"
+        )
+    path = os.fspath(uri)
+    return path if "://" in path else f"file://{os.path.abspath(path)}"
 
 
 def _names(columns: Sequence[str]) -> list[str]:
     if isinstance(columns, str):
         raise InvalidError(f"columns={columns!r} is one text: pass a list of names, as in [{columns!r}]")
-    return list(columns)
+    names = list(columns)
+    if not names:
+        raise InvalidError("columns= names none: leave it out for all of them")
+    return names
 
 
 def _split(split: str | tuple[float, float] | None) -> str | None:
@@ -119,11 +150,13 @@ def _split(split: str | tuple[float, float] | None) -> str | None:
         return split
     try:
         start, stop = split
+        if isinstance(start, SupportsIndex) and isinstance(stop, SupportsIndex):
+            return f"{operator.index(start)}:{operator.index(stop)}"
+        shares = float(start), float(stop)
     except (TypeError, ValueError):
         raise InvalidError(f"split={split!r} is no pair: pass (start, stop), two rows or two shares, or a text") from None
-    if isinstance(start, SupportsIndex) and isinstance(stop, SupportsIndex):
-        return f"{operator.index(start)}:{operator.index(stop)}"
-    return f"{float(start)}:{float(stop)}"
+    # Without exponents: a share is known by its point.
+    return ":".join(f"{Decimal(repr(share)):f}" for share in shares)
 
 
 class Dataset:
@@ -205,14 +238,13 @@ class Dataset:
         """The first rows as a pyarrow table."""
         return _table(self.scan(whole("rows", rows)))
 
-    def take(self, rows: SupportsIndex | Iterable[SupportsIndex]) -> pyarrow.Table:
-        """Rows by their numbers, in this order, as a pyarrow table; negative numbers count from the end.
+    def take(self, rows: SupportsIndex | Iterable[SupportsIndex] | Column) -> pyarrow.Table:
+        """Rows by their numbers, in this order, as a pyarrow table; negative numbers count from the end. The numbers may be
+        an array of Arrow, such as `Batch.sample_ids`, of numpy or of torch.
 
         Raises `IndexError` for a row that does not exist.
         """
-        numbers = [rows] if isinstance(rows, SupportsIndex) and not isinstance(rows, Iterable) else rows
-        assert isinstance(numbers, Iterable)
-        return _table(self._core.take([self._row(number) for number in numbers]))
+        return _table(self._core.take([self._row(number) for number in _row_numbers(rows)]))
 
     def _row(self, number: SupportsIndex) -> int:
         row = operator.index(number)
@@ -289,6 +321,21 @@ def _of_version(dataset: Dataset, version: str) -> Dataset:
             f"{dataset.uri} has version {dataset.version} now, not {version} as when it was first opened: open it again"
         )
     return dataset
+
+
+def _row_numbers(rows: SupportsIndex | Iterable[SupportsIndex] | Column) -> Iterable[SupportsIndex]:
+    if isinstance(rows, SupportsIndex):
+        # Arrays have an index if they are one number.
+        with suppress(TypeError):
+            return [operator.index(rows)]
+    if hasattr(rows, "__arrow_c_array__"):
+        import pyarrow
+
+        numbers: list[int] = pyarrow.array(rows).to_pylist()
+        return numbers
+    if not isinstance(rows, Iterable):
+        raise TypeError(f"rows={rows!r}: pass the number of a row, or numbers of several")
+    return rows
 
 
 def rows_between(dataset: Dataset, start: int, stop: int) -> Iterator[pyarrow.Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
@@ -11,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from forebay._errors import InvalidError
 
@@ -37,6 +39,7 @@ class Device:
 
     def __init__(self, device: str | torch.device) -> None:
         self.device = _checked(device)
+        self._process = os.getpid()
         if self.device.type == "cuda":
             self._copies = torch.cuda.Stream(self.device)
         # What copies read that may not be through: the loader would use its memory again. Oldest first.
@@ -76,8 +79,8 @@ class Device:
                 self._sources.popleft()
 
     def close(self) -> None:
-        """Waits until all copies are through."""
-        if self._copies is not None:
+        """Waits until all copies are through. A forked process has none, and cannot use CUDA."""
+        if self._copies is not None and self._process == os.getpid():
             self._copies.synchronize()
             self._sources.clear()
 
@@ -135,6 +138,9 @@ def _each(value: Any, f: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return f(value)
     if isinstance(value, Mapping):
         return _mapping(value, {name: _each(item, f) for name, item in value.items()}, f)
+    if isinstance(value, PackedSequence):
+        # Torch wants the sizes of its batches on the CPU.
+        return PackedSequence(f(value.data), value.batch_sizes, *(_each(order, f) for order in value[2:]))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_each(item, f) for item in value))
     if isinstance(value, list | tuple):

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
-from forebay._dataset import Dataset
-from forebay._errors import ClosedError, InvalidError
+from forebay._dataset import Dataset, DatasetName
+from forebay._errors import ClosedError
 from forebay._forebay import Batch, BatchReader
+from forebay._numbers import whole
 from forebay._run import Run, RunOptions
 from forebay._transform import Task, Threads
 
@@ -21,7 +22,7 @@ class BatchLoader(Run, Generic[T]):
 
     def __init__(
         self,
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         transform: Callable[[Any], Any] | None = None,
         threads: int = 2,
@@ -30,8 +31,7 @@ class BatchLoader(Run, Generic[T]):
         **options: Unpack[RunOptions],
     ) -> None:
         """With `ahead`, batches are converted in threads even if there is no transform."""
-        if threads < 1 or prefetch < 1:
-            raise InvalidError(f"threads={threads}, prefetch={prefetch}: each is at least 1")
+        threads, prefetch = whole("threads", threads, least=1, bits=16), whole("prefetch", prefetch, least=1)
         super().__init__(dataset, **options)
         self._transform = transform
         self._threads = Threads(threads) if ahead or transform is not None else None
@@ -164,7 +164,7 @@ class Loader(BatchLoader[T]):
     @overload
     def __init__(
         self: Loader[Batch],
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         transform: None = None,
         threads: int = 2,
@@ -174,7 +174,7 @@ class Loader(BatchLoader[T]):
     @overload
     def __init__(
         self,
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         transform: Callable[[Batch], T],
         threads: int = 2,
@@ -183,7 +183,7 @@ class Loader(BatchLoader[T]):
     ) -> None: ...
     def __init__(
         self,
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         transform: Callable[[Batch], T] | None = None,
         threads: int = 2,

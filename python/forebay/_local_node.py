@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import sysconfig
 from collections.abc import Callable
@@ -66,7 +67,9 @@ def local_settings(
             "memory_bytes": memory_bytes,
             "idle_s": idle_s,
             "server_folders": sorted(folders),
-        }
+        },
+        # Numbers may be numpy's.
+        default=operator.index,
     )
 
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from forebay._dataset import Dataset
-from forebay._dataset import dataset as open_dataset
+from forebay._dataset import Dataset, DatasetName
+from forebay._dataset import opened as opened_dataset
 from forebay._errors import ChangedError, CorruptError, InvalidError
 from forebay._forebay import Settings, __version__
 from forebay._html import table
@@ -19,6 +19,18 @@ _log = logging.getLogger("forebay")
 
 _FORM = 1
 """The form of the states that this version writes and reads."""
+
+
+_INSTEAD = {
+    "batch_sampler": "pass it to a DataLoader over a forebay.torch.MapDataset, or leave it out and pass shuffle= and seed=",
+    "collate_fn": "pass transform=, a function of a whole batch",
+    "drop_last": "pass ending='drop', or 'exact' to keep the last step",
+    "generator": "pass seed=",
+    "num_workers": "leave it out: rows arrive decoded, and transform= runs in threads",
+    "pin_memory": "pass device='cuda' to forebay.torch.Loader",
+    "sampler": "pass it to a DataLoader over a forebay.torch.MapDataset, or leave it out and pass shuffle= and seed=",
+}
+"""What to do about keywords of torch's DataLoader."""
 
 
 class State(TypedDict):
@@ -60,7 +72,7 @@ class Run:
 
     def __init__(
         self,
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         batch_size: int | None = None,
         global_batch: int | None = None,
@@ -73,17 +85,19 @@ class Run:
         columns: Sequence[str] | None = None,
         prefetch_bytes: int = 256 << 20,
         patience_s: float = 60.0,
+        **unknown: object,
     ) -> None:
         """Plans a run; nothing is read yet. The keywords are described in `RunOptions`."""
-        opened = open_dataset(dataset, columns=columns) if isinstance(dataset, str) else dataset
-        if columns is not None and not isinstance(dataset, str):
-            opened = opened.select(columns)
+        for name in unknown:
+            advice = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise TypeError(f"{type(self).__name__}() takes no {name}={advice}")
+        opened = opened_dataset(dataset, columns)
         self._found = rank_and_world(rank, world)
-        self.rank, self.world, said_by = self._found
+        said_by = self._found.said_by
         if (batch_size is None) == (global_batch is None):
             raise InvalidError("pass one of batch_size= (rows of each rank) and global_batch= (rows of all ranks together)")
-        whole("world", self.world, least=1, bits=32)
-        whole("rank", self.rank, bits=32)
+        self.world = whole("world", self._found.world, least=1, bits=32)
+        self.rank = whole("rank", self._found.rank, bits=32)
         self.data = opened
         if global_batch is None:
             global_batch = whole("batch_size", batch_size or 0, least=1) * self.world

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import operator
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +25,13 @@ _KEYWORDS = (
 
 
 def source_settings(function: str, store: Mapping[str, Any]) -> str:
-    """Keywords as the extension takes them; empty if there are none."""
+    """Keywords as the extension takes them; empty if there are none. One that is None is as if it were left out."""
     unknown = sorted(set(store) - set(_KEYWORDS))
     if unknown:
         raise TypeError(f"forebay.{function}() knows no keyword {unknown[0]!r}: for the object store there are {', '.join(_KEYWORDS)}")
-    return json.dumps(store) if store else ""
+    given = {name: value for name, value in store.items() if value is not None}
+    if "s3_ca" in given:
+        # A node of this machine runs in another directory, and so may a process that unpickles it.
+        given["s3_ca"] = os.path.abspath(os.fspath(given["s3_ca"]))
+    # Numbers may be numpy's.
+    return json.dumps(given, default=operator.index) if given else ""

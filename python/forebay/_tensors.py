@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,9 @@ class Ragged(NamedTuple):
     """`[rows + 1]` of int64: where each row's values begin, and where the last row's end."""
 
     def row(self, number: int) -> torch.Tensor:
-        """A row's values, not copied."""
-        return self.values[int(self.offsets[number]) : int(self.offsets[number + 1])]
+        """A row's values, not copied; negative numbers count from the end."""
+        row = range(len(self.offsets) - 1)[number]
+        return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
 
 
 class TensorOptions(TypedDict, total=False):
@@ -180,7 +182,9 @@ def _number(column: Column, tensor: torch.Tensor, filler: Any) -> int | float:
     if tensor.dtype == torch.bool:
         wanted, fits = "True or False", filler in (0, 1)
     elif tensor.dtype.is_floating_point:
-        wanted, fits = "a number", isinstance(filler, numbers.Real)
+        most = torch.finfo(tensor.dtype).max
+        wanted = f"a number of at most {most:.4g}"
+        fits = isinstance(filler, numbers.Real) and _is_within(filler, most)
     else:
         limits = torch.iinfo(tensor.dtype)
         wanted = f"a whole number from {limits.min} to {limits.max}"
@@ -188,6 +192,14 @@ def _number(column: Column, tensor: torch.Tensor, filler: Any) -> int | float:
     if not fits:
         raise _unfit(column, filler, wanted)
     return float(filler) if tensor.dtype.is_floating_point else int(filler)
+
+
+def _is_within(number: numbers.Real, most: float) -> bool:
+    """Whether a type of floats holds it; infinities and NaN are in all of them."""
+    try:
+        return not most < abs(float(number)) < math.inf
+    except OverflowError:
+        return False
 
 
 def _text(column: Column, filler: Any) -> Any:

@@ -8,11 +8,15 @@ from typing import Any, NotRequired, TypedDict, Unpack
 import torch
 import torch.utils.data
 
-from forebay._dataset import Dataset
-from forebay._errors import InvalidError
+from forebay._dataset import Dataset, DatasetName
+from forebay._errors import CorruptError, InvalidError
 from forebay._run import State
 from forebay._sharding import refuse_sharding
 from forebay._torch_loader import Batch, Loader, LoaderOptions
+
+
+_OF_LOADERS = ("transform", "device")
+"""Keywords that make something else of a batch than a worker process has to hand over."""
 
 
 class IterableState(TypedDict):
@@ -41,7 +45,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     ``persistent_workers=True`` the copies go on by themselves.
     """
 
-    def __init__(self, dataset: Dataset | str, **options: Unpack[LoaderOptions]) -> None:
+    def __init__(self, dataset: Dataset | DatasetName, **options: Unpack[LoaderOptions]) -> None:
+        for name in _OF_LOADERS:
+            if name in options:
+                raise TypeError(
+                    f"an IterableDataset takes no {name}=: use a forebay.torch.Loader without a DataLoader, or let the DataLoader "
+                    "or the loop do it"
+                )
         self._loader: Loader[Batch] | None = None
         loader: Loader[Batch] = Loader(dataset, **options)
         self._data = loader.data
@@ -88,9 +98,17 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
 
     def load_state_dict(self, state: IterableState) -> None:
         """The next iteration goes on there: in as many workers and with as many rows in a step of all ranks, or without
-        workers from a state without any, with any batch size."""
-        began, batches = state["began"], state["batches"]
-        self._check_workers(state["workers"], batches)
+        workers from a state without any, with any batch size.
+
+        Raises what `Loader.load_state_dict` raises, and `InvalidError` for a state of other workers.
+        """
+        try:
+            began, batches, workers = state["began"], state["batches"], state["workers"]
+        except (KeyError, TypeError) as e:
+            raise CorruptError(
+                f"this is no state of a forebay.torch.IterableDataset ({e!r}): pass what its state_dict() returned, as it was"
+            ) from e
+        self._check_workers(workers, batches)
         # A worker does not know how many rows the others have given.
         rows = state.get("global_batch", self._global_batch)
         if batches and rows != self._global_batch:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 import torch
 
 import forebay
-from forebay._dataset import Dataset
+from forebay._dataset import Dataset, DatasetName
 from forebay._device import Device, moved
 from forebay._images import Image
 from forebay._loader import BatchLoader
@@ -64,7 +64,7 @@ class Loader(BatchLoader[T]):
     @overload
     def __init__(
         self: Loader[Batch],
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         transform: None = None,
         threads: int = 2,
@@ -75,7 +75,7 @@ class Loader(BatchLoader[T]):
     @overload
     def __init__(
         self,
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         transform: Callable[[Batch], T],
         threads: int = 2,
@@ -85,7 +85,7 @@ class Loader(BatchLoader[T]):
     ) -> None: ...
     def __init__(
         self,
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         transform: Callable[[Batch], T] | None = None,
         threads: int = 2,

@@ -8,8 +8,7 @@ from typing import Any, Unpack
 import torch
 import torch.utils.data
 
-from forebay._dataset import Dataset
-from forebay._dataset import dataset as open_dataset
+from forebay._dataset import Dataset, DatasetName, opened
 from forebay._errors import ClosedError, InvalidError
 from forebay._run import Run, RunOptions
 from forebay._sharding import refuse_sharding
@@ -48,13 +47,12 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(
         self,
-        dataset: Dataset | str,
+        dataset: Dataset | DatasetName,
         *,
         columns: Sequence[str] | None = None,
         **options: Unpack[TensorOptions],
     ) -> None:
-        opened = open_dataset(dataset, columns=columns) if isinstance(dataset, str) else dataset
-        self.data = opened.select(columns) if columns is not None and not isinstance(dataset, str) else opened
+        self.data = opened(dataset, columns)
         varied = [name for name, image in (options.get("images") or {}).items() if image.augment is not None]
         if varied:
             raise InvalidError(
@@ -73,30 +71,40 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
         Raises `IndexError` for a row that does not exist.
         """
-        sample: dict[str, Any] = self.__getitems__([row])[0]
+        sample: dict[str, Any] = self._read([row])[0]
         return sample
 
-    def __getitems__(self, rows: Sequence[int]) -> Rows:
-        """These rows, in this order."""
+    def __getitems__(self, rows: Sequence[int]) -> Sequence[dict[str, Any]]:
+        """These rows, in this order, read together. Where a class made of this one has a `__getitem__` of its own, each row is
+        what that returns, and read alone."""
+        if type(self).__getitem__ is not MapDataset.__getitem__:
+            return [self[row] for row in rows]
+        return self._read(rows)
+
+    def _read(self, rows: Sequence[int]) -> Rows:
         numbers = [self.data._row(row) for row in rows]
         parts, done = [], 0
         for part in self.data._core.take(numbers):
             place = Place(numbers[done : done + len(part)])
             parts.append(dict(self._tensors.columns(part, place)))
             done += len(part)
-        return Rows(Batch(_joined(parts)), len(numbers))
+        batch = Batch(_joined(parts))
+        batch.sample_ids = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        batch.mask = None
+        return Rows(batch, len(numbers))
 
     @staticmethod
     def collate(rows: Sequence[dict[str, Any]]) -> Any:
-        """For `DataLoader(collate_fn=...)`: a `Batch` of rows that were read together, without taking them apart."""
+        """For `DataLoader(collate_fn=...)`: a `Batch` of rows that were read together, without taking them apart. It has
+        `sample_ids`, and no epoch and step."""
         return rows.columns if isinstance(rows, Rows) else torch.utils.data.default_collate(list(rows))
 
     def __getstate__(self) -> dict[str, Any]:
         # The threads that decode stay here.
-        return {"data": self.data, "_options": self._options}
+        return {name: value for name, value in self.__dict__.items() if name != "_tensors"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.data, self._options = state["data"], state["_options"]
+        self.__dict__.update(state)
         self._tensors = Tensors(self.data.schema, **self._options)
 
     def __repr__(self) -> str:
@@ -106,7 +114,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 def _row(column: Any, row: int) -> Any:
     if isinstance(column, dict):
         return {name: _row(field, row) for name, field in column.items()}
-    return column.row(range(len(column.offsets) - 1)[row]) if isinstance(column, Ragged) else column[row]
+    return column.row(row) if isinstance(column, Ragged) else column[row]
 
 
 def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -150,7 +158,7 @@ class Sampler(Run, torch.utils.data.Sampler[list[int]]):
     torchdata's `StatefulDataLoader`, which has this one's within it. Padding repeats rows, and nothing marks it.
     """
 
-    def __init__(self, dataset: Dataset | str, **options: Unpack[RunOptions]) -> None:
+    def __init__(self, dataset: Dataset | DatasetName, **options: Unpack[RunOptions]) -> None:
         super().__init__(dataset, **options)
 
     def __iter__(self) -> Iterator[list[int]]:

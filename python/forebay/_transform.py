@@ -83,13 +83,14 @@ class Threads:
         self._end.atexit = False
 
     def start(self, task: Task[T]) -> Task[T]:
-        if not self.threads:
-            names = [f"forebay-transform-{number}" for number in range(self._count)]
+        _live.add(self)
+        # Also those that could not be started before.
+        for number in range(len(self.threads), self._count):
+            name = f"forebay-transform-{number}"
             # Daemons: a transform that hangs must not keep the interpreter from its end.
-            self.threads = [threading.Thread(target=_serve, args=[self._work], name=n, daemon=True) for n in names]
-            _live.add(self)
-            for thread in self.threads:
-                thread.start()
+            thread = threading.Thread(target=_serve, args=[self._work], name=name, daemon=True)
+            thread.start()
+            self.threads.append(thread)
         self._work.put(task)
         return task
 

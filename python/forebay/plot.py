@@ -34,11 +34,12 @@ def epoch(report: Mapping[str, Any] | str | os.PathLike[str], *, axes: Any = Non
     if axes is None:
         axes = _pyplot().subplots(figsize=(1.5 + 1.5 * len(epochs), 4), layout="constrained")[1]
     for kind, color in [("cold", _COLD), ("warm", _WARM)]:
-        shown = [row for row in epochs if _kind(row) == kind]
+        shown = {place: row for place, row in enumerate(epochs) if _kind(row) == kind}
         if shown:
-            speeds = [row["samples_per_s"] for row in shown]
-            bars = axes.bar([str(row["epoch"]) for row in shown], speeds, color=color, label=kind)
-            axes.bar_label(bars, [_text(row) for row in shown], label_type="center", color="white")
+            speeds = [row["samples_per_s"] for row in shown.values()]
+            bars = axes.bar(list(shown), speeds, color=color, label=kind)
+            axes.bar_label(bars, [_text(row) for row in shown.values()], label_type="center", color="white")
+    axes.set_xticks(range(len(epochs)), [str(row["epoch"]) for row in epochs])
     axes.set_xlabel("epoch")
     axes.set_ylabel("samples/s")
     axes.legend()

@@ -46,15 +46,17 @@ class Datasource(ray.data.Datasource):
         rows = self._dataset.num_rows
         tasks = max(1, min(parallelism, self._dataset.num_segments))
         edges = [rows * task // tasks for task in range(tasks + 1)]
+        limit = rows if per_task_row_limit is None else per_task_row_limit
+        shares = [(start, min(stop, start + limit)) for start, stop in zip(edges, edges[1:], strict=False)]
         schema = self._dataset.head(0).schema
         return [
             ray.data.ReadTask(
-                _reading(self._dataset, start, stop if per_task_row_limit is None else min(stop, start + per_task_row_limit)),
+                _reading(self._dataset, start, stop),
                 BlockMetadata(num_rows=stop - start, size_bytes=None, input_files=None, exec_stats=None),
                 schema=schema,
                 per_task_row_limit=per_task_row_limit,
             )
-            for start, stop in zip(edges, edges[1:], strict=False)
+            for start, stop in shares
         ]
 
 

@@ -195,6 +195,19 @@ def test_a_worker_s_state_needs_a_worker(cluster: Cluster) -> None:
         assert data.state_dict() == before
 
 
+def test_states_of_others_are_refused(cluster: Cluster) -> None:
+    data = iterable(cluster, batch_size=50)
+    plain: Any = forebay.torch.Loader(cluster.dataset(), batch_size=50, **SETTINGS).state_dict()
+    with pytest.raises(forebay.CorruptError, match="no state of a forebay.torch.IterableDataset"):
+        data.load_state_dict(plain)
+
+
+@pytest.mark.parametrize("name", ["transform", "device"])
+def test_an_iterable_dataset_makes_nothing_else_of_its_batches(cluster: Cluster, name: str) -> None:
+    with pytest.raises(TypeError, match=f"takes no {name}=: use a forebay.torch.Loader"):
+        iterable(cluster, **{"batch_size": 50, name: "cpu"})
+
+
 def test_ranks_that_were_found_too_early_are_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, before workers get their copies, and in a process that got a copy."""
     data, told = iterable(cluster, batch_size=50), iterable(cluster, batch_size=50, rank=0, world=1)
@@ -234,7 +247,27 @@ def test_rows_by_number(cluster: Cluster, table: pa.Table) -> None:
     wanted = [599, 3, 3, 250, 0, 401]
     together = data.collate(data.__getitems__(wanted))
     assert together["id"].tolist() == wanted and together["tags"].shape == (6, 3)
+    assert together.sample_ids.tolist() == wanted and together.mask is None
     assert together["tags"].tolist() == [list(range(i % 4)) + [0] * (3 - i % 4) for i in wanted]
+
+
+class Doubled(forebay.torch.MapDataset):
+    """As users make them: with something of their own, and another row."""
+
+    def __init__(self, dataset: forebay.Dataset, factor: int) -> None:
+        super().__init__(dataset)
+        self.factor = factor
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"id": super().__getitem__(row)["id"] * self.factor}
+
+
+def test_a_class_made_of_rows_by_number_keeps_what_it_adds(cluster: Cluster) -> None:
+    data = pickle.loads(pickle.dumps(Doubled(cluster.dataset(columns=["id", "x"]), 2)))
+    assert data.factor == 2 and data[7]["id"] == 14
+    for collate in [data.collate, None]:
+        loader: Any = DataLoader(data, batch_size=4, sampler=[5, 3, 599, 0], collate_fn=collate)
+        assert [batch["id"].tolist() for batch in loader] == [[10, 6, 1198, 0]]
 
 
 def test_samplers_take_rows_in_processes(cluster: Cluster, table: pa.Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import re
@@ -15,7 +16,9 @@ import pytest
 from conftest import ROWS, Cluster
 
 import forebay
+from forebay._dataset import _split
 from forebay._progress import reporting
+from forebay._source import source_settings
 
 
 def test_what_is_known_without_reading(cluster: Cluster, table: pa.Table) -> None:
@@ -37,6 +40,9 @@ def test_rows_are_those_of_the_files(cluster: Cluster, table: pa.Table, way: str
     chosen = [599, 0, 300, 300, 7, -1]
     assert ds.take(chosen).equals(table.take([599, 0, 300, 300, 7, 599]))
     assert ds.take(3).equals(table.slice(3, 1)) and ds.take([]).equals(table.slice(0, 0))
+    batch = next(iter(forebay.Loader(ds, batch_size=20, seed=1)))
+    assert ds.take(batch.sample_ids).equals(table.take(pa.array(batch.sample_ids)))
+    assert ds.take(pa.array([5, 3])).equals(table.take([5, 3]))
     some = ds.select(["name", "id"])
     assert some.to_table().equals(table.select(["name", "id"])) and some.version == ds.version
     assert some.take([5]).equals(table.select(["name", "id"]).slice(5, 1))
@@ -66,6 +72,36 @@ def test_a_scan_is_read_once(cluster: Cluster) -> None:
         next(rows)
 
 
+def test_rows_are_named_by_whole_numbers(cluster: Cluster) -> None:
+    numpy = pytest.importorskip("numpy")
+    ds = cluster.dataset(columns=["id"])
+    for number in [numpy.int64(7), numpy.array(7), numpy.array([7])]:
+        assert ds.take(number)["id"].to_pylist() == [7]
+    wrong: list[Any] = [None, 2.5, slice(3)]
+    for rows in wrong:
+        with pytest.raises(TypeError, match="pass the number of a row, or numbers of several"):
+            ds.take(rows)
+
+
+def test_a_path_is_one_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a b.parquet")
+    monkeypatch.chdir(tmp_path.parent)
+    mix: Any = {tmp_path: 1.0}
+    for path in [tmp_path, Path(tmp_path.name), Path(tmp_path.name, "a b.parquet"), mix]:
+        assert forebay.dataset(path, direct=True).num_rows == 2
+
+
+def test_keywords_for_the_store_may_be_of_any_make(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy = pytest.importorskip("numpy")
+    monkeypatch.chdir(tmp_path)
+    given = source_settings("dataset", {"s3_ca": Path("ca.pem"), "s3_max_requests": numpy.int64(8)})
+    assert json.loads(given) == {"s3_ca": str(tmp_path / "ca.pem"), "s3_max_requests": 8}
+    # One that is None is as if it were left out, with a cache and without.
+    unset: dict[str, Any] = {"s3_region": None, "s3_anonymous": None, "s3_max_requests": None}
+    assert cluster.dataset(**unset).num_rows == ROWS
+    assert cluster.direct(s3_profile=None, s3_anonymous=None, patience_s=None).num_rows == ROWS
+
+
 def test_a_split_by_numpy_s_numbers_is_one_of_rows(cluster: Cluster, table: pa.Table) -> None:
     numpy = pytest.importorskip("numpy")
     pairs = [(0, 1), (numpy.int64(0), numpy.int64(1)), (0, numpy.uint8(1))]
@@ -74,6 +110,10 @@ def test_a_split_by_numpy_s_numbers_is_one_of_rows(cluster: Cluster, table: pa.T
     wrong: Any = (0, 1, 2)
     with pytest.raises(forebay.InvalidError, match=r"split=\(0, 1, 2\) is no pair: pass \(start, stop\)"):
         cluster.dataset(split=wrong)
+    wrong = (None, 5)
+    with pytest.raises(forebay.InvalidError, match=r"split=\(None, 5\) is no pair"):
+        cluster.dataset(split=wrong)
+    assert _split((1e-05, 2e-05)) == "0.00001:0.00002" and _split((0.0, 1.0)) == "0.0:1.0"
 
 
 def test_a_split_is_a_dataset(cluster: Cluster, table: pa.Table) -> None:
@@ -187,6 +227,11 @@ def test_bad_input(cluster: Cluster) -> None:
         cluster.dataset(columns=["nope"])
     with pytest.raises(forebay.InvalidError, match="pass a list of names"):
         cluster.dataset(columns="id")
+    with pytest.raises(forebay.InvalidError, match="columns= names none"):
+        cluster.dataset().select([])
+    several: Any = [cluster.uri(), cluster.uri("other")]
+    with pytest.raises(TypeError, match="for several objects pass a pattern, or '@FILE'"):
+        forebay.dataset(several)
     with pytest.raises(TypeError, match="'endpiont'"):
         forebay.dataset(cluster.uri(), endpiont="x")
     with pytest.raises(forebay.InvalidError, match="contradict"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict, defaultdict
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -102,6 +102,28 @@ def test_mappings_of_any_type_arrive() -> None:
     assert (made[0]["name"], made[0].source, made[2].n_sequences) == ("a", "here", 1)
     assert made[1]["x"][0].device.type == "meta" and made[1]["none"] == []
     assert all(mapping["x"] is tensor for mapping in [noted, encoding]) and lists == {"x": [tensor]}
+
+
+def test_a_forked_process_waits_for_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("cannot re-initialize CUDA in forked subprocess")
+
+    device: Any = Device("meta")
+    device._copies = SimpleNamespace(synchronize=refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: device._process + 1)
+        device.close()
+    with pytest.raises(RuntimeError, match="cannot re-initialize"):
+        device.close()
+    device._copies = None
+
+
+def test_packed_sequences_arrive() -> None:
+    rows = [torch.zeros(2), torch.zeros(3)]
+    packed = torch.nn.utils.rnn.pack_sequence(rows, enforce_sorted=False)
+    made = Device("meta").send({"x": packed}).value["x"]
+    assert type(made) is type(packed) and made.batch_sizes.tolist() == [2, 2, 1]
+    assert {tensor.device.type for tensor in [made.data, made.sorted_indices, made.unsorted_indices]} == {"meta"}
 
 
 def test_images_arrive(cluster: Cluster) -> None:

@@ -167,6 +167,12 @@ def test_a_uri_will_do(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Non
         batch = next(iter(loader))
         assert batch.keys() == ["x", "id"] and len(loader) == 3
         assert "epoch 0, 2 of 3 steps" in repr(loader) and "ending drop" in repr(loader)
+    mix = {cluster.uri(): 0.5, cluster.uri("other"): 0.5}
+    with forebay.Loader(mix, batch_size=20, columns=["id"]) as loader:
+        assert loader.data.num_rows == ROWS + 100 and next(iter(loader)).keys() == ["id"]
+    wrong: Any = 7
+    with pytest.raises(TypeError, match="a dataset is named by a URI, a path or a mix .*, not by 7"):
+        forebay.Loader(wrong, batch_size=1)
 
 
 def test_bad_input(cluster: Cluster) -> None:
@@ -210,6 +216,22 @@ def test_numbers_that_are_too_small_are_named(cluster: Cluster, name: str, value
         forebay.Loader(cluster.dataset(), **settings)
 
 
+def test_keywords_of_a_data_loader_are_answered(cluster: Cluster) -> None:
+    ds = cluster.dataset()
+    told = {
+        "num_workers": "leave it out: rows arrive decoded",
+        "drop_last": "pass ending='drop', or 'exact'",
+        "collate_fn": "pass transform=",
+    }
+    for name, advice in told.items():
+        unknown: dict[str, Any] = {"batch_size": 1, name: 1}
+        with pytest.raises(TypeError, match=rf"^Loader\(\) takes no {name}=: {advice}"):
+            forebay.Loader(ds, **unknown)
+    unknown = {"batch_size": 1, "batches": 1}
+    with pytest.raises(TypeError, match=r"^Loader\(\) takes no batches=$"):
+        forebay.Loader(ds, **unknown)
+
+
 def test_numbers_elsewhere_are_named_too(cluster: Cluster) -> None:
     ds = cluster.dataset()
     loader = forebay.Loader(ds, **SETTINGS)
@@ -227,6 +249,10 @@ def test_numbers_elsewhere_are_named_too(cluster: Cluster) -> None:
         wrong: dict[str, Any] = {name: -1}
         with pytest.raises(forebay.InvalidError, match=f"^{name}=-1"):
             forebay.dataset(cluster.uri(), direct=True, **wrong)
+    for name, value in {"seed": None, "epochs": 2.0, "rank": "0"}.items():
+        wrong = {"batch_size": 1, "rank": 0, "world": 1, name: value}
+        with pytest.raises(TypeError, match=f"^{name}={value!r}: it must be a whole number$"):
+            forebay.Loader(ds, **wrong)
     assert ids(loader), "it reads as before"
 
 

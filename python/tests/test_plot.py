@@ -37,6 +37,12 @@ def test_cold_against_warm(report: Any, tmp_path: Path) -> None:
         axes.figure.savefig(tmp_path / "chart.png")
         assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert forebay.plot.epoch(report, axes=axes) is axes
+    # In the order of the report, whatever comes from the store.
+    rows = [{**row, "s3_bytes": at % 2} for at, row in enumerate(report["epochs"])]
+    axes = forebay.plot.epoch({"epochs": rows})
+    middles = [[round(bar.get_x() + bar.get_width() / 2) for bar in bars] for bars in axes.containers]
+    assert middles == [[1], [0, 2]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("wrong", [{}, {"epochs": []}, {"epochs": [{"epoch": 0}]}, {"epochs": 3}])

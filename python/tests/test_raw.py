@@ -134,6 +134,10 @@ def test_rows_by_number(cluster: Cluster) -> None:
     rows = [599, 2, 301, 7]
     batch = data.collate(data.__getitems__(rows))
     assert texts(batch["name"]) == [f"row {i}" for i in rows]
+    assert bytes(batch["name"].row(-1).tolist()) == b"row 7" and bytes(batch["name"].row(-4).tolist()) == b"row 599"
+    for wrong in [4, -5]:
+        with pytest.raises(IndexError):
+            batch["name"].row(wrong)
     views = forebay.torch.MapDataset(cluster.dataset(columns=COLUMNS), binaries="views", ragged="raw")
     assert views[17]["name"] == b"row 17" and views[17]["name"].readonly
     assert [batch["tags"].row(at).tolist() for at in range(4)] == [list(range(i % 4)) for i in rows]

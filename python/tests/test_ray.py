@@ -109,5 +109,7 @@ def test_ray_data_reads_each_row_once(cluster: Cluster, table: pa.Table, ray: An
     found = sorted(rows.take_all(), key=lambda row: int(row["id"]))
     assert found == table.select(["id", "x", "name", "age"]).to_pylist()
     assert sorted(row["id"] for row in rows.limit(7).take_all()) == list(range(7))
+    tasks = source.get_read_tasks(3, per_task_row_limit=7)
+    assert [task.metadata.num_rows for task in tasks] == [7, 7, 7]
     mapped = rows.map_batches(lambda batch: {"double": batch["id"] * 2}).sum("double")
     assert mapped == 600 * 599

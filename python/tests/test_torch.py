@@ -72,9 +72,10 @@ def test_numpy_s_numbers_stand_in_place_of_nulls(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     pq.write_table(pa.table({"i": pa.array([None, 2]), "f": pa.array([None, 0.5])}), tmp_path / "0.parquet")
     data = forebay.dataset(tmp_path.as_uri(), direct=True)
-    fillers: Any = {"i": numpy.int64(5), "f": numpy.float32(1.5)}
-    [batch] = forebay.torch.Loader(data, batch_size=2, shuffle=None, nulls=fillers, epochs=1)
-    assert (batch["i"].tolist(), batch["f"].tolist()) == ([5, 2], [1.5, 0.5])
+    for number in [numpy.float32(1.5), numpy.float16("inf")]:
+        fillers: Any = {"i": numpy.int64(5), "f": number}
+        [batch] = forebay.torch.Loader(data, batch_size=2, shuffle=None, nulls=fillers, epochs=1)
+        assert (batch["i"].tolist(), batch["f"].tolist()) == ([5, 2], [float(number), 0.5])
 
 
 def test_a_shuffle_is_no_truth(cluster: Cluster) -> None:
@@ -111,6 +112,8 @@ def test_nulls_of_structs_are_their_fields(cluster: Cluster, table: pa.Table) ->
         ("age", 1 << 31, "a whole number from -2147483648 to 2147483647"),
         ("age", "none", "a whole number"),
         ("vector", [1, 2], "a number"),
+        ("vector", 1e39, r"a number of at most 3\.403e\+38"),
+        pytest.param("vector", -(10**400), "a number of at most", id="vector-huge"),
         ("gaps.name", 0, "a value of type str"),
         ("gaps.tags", 0, r"a list, such as \[\]"),
         ("gaps.tags", [0.5], "a whole number"),

@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 import traceback
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from conftest import Cluster
 from test_process import hear, start
 
 import forebay
+from forebay._transform import Task, Threads
 
 SETTINGS: dict[str, Any] = {"global_batch": 50, "seed": 3, "shuffle": 2, "columns": ["id", "x"]}
 STEPS = 12
@@ -185,6 +187,24 @@ def test_threads_end_with_a_loader_that_is_dropped(cluster: Cluster) -> None:
     assert transform_threads()
     del loader
     gc.collect()
+    wait_for_the_end_of_threads()
+
+
+def test_threads_that_could_not_be_started_are_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    really, tries = threading.Thread.start, iter([True, False])
+
+    def start(thread: threading.Thread) -> None:
+        if not next(tries, True):
+            raise RuntimeError("no more threads")
+        really(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    threads, batch = Threads(2), cast(forebay.Batch, SimpleNamespace(samples_done=1))
+    with pytest.raises(RuntimeError, match="no more threads"):
+        threads.start(Task(batch, lambda batch: batch.samples_done + 1))
+    task = threads.start(Task(batch, lambda batch: batch.samples_done + 1))
+    assert [thread.is_alive() for thread in threads.threads] == [True, True] and task.result() == 2
+    threads.close()
     wait_for_the_end_of_threads()
 
 

@@ -2,9 +2,11 @@
 # Makes the environments of the peers that `make bench-peers` measures, in .peers/, from pinned versions. Nothing else uses
 # them. Does nothing when all is there.
 #
-#   .peers/main       pyarrow, PyTorch's DataLoader, Hugging Face datasets, LitData, s3torchconnector, DuckDB with httpfs
-#   .peers/mosaic     Mosaic Streaming, which asks for an older numpy
+#   .peers/NAME       the environment of the script NAME.py: what NAME.txt lists, and nothing that only another peer needs
 #   .peers/stand-ins  libraries in CUDA's place: torch in .torch is imported on the processor alone, 4 GB of CUDA stay away
+#
+# No list names torch: all environments share the one that scripts/setup.sh has unpacked in .torch. What several lists name
+# is downloaded once, as pip keeps it.
 #
 # A peer that cannot be installed is told as such by the benchmark; the others are measured all the same.
 set -euo pipefail
@@ -25,7 +27,7 @@ need_nginx() {
 
 # The lists name every package that is needed, so pip has nothing to choose and does not look for torch.
 need_environment() {
-    local name=$1 folder=.peers/$1 list=tests/peers/$1.txt
+    local folder=.peers/$1 list=tests/peers/$1.txt
     cmp -s "$list" "$folder/installed.txt" && return
     say "installing $list into $folder"
     rm -rf "$folder"
@@ -37,15 +39,26 @@ need_environment() {
     cp "$list" "$folder/installed.txt"
 }
 
+# Environments whose lists are gone take up to a gigabyte each.
+remove_old_environments() {
+    local stamp name
+    for stamp in .peers/*/installed.txt; do
+        name=$(basename "$(dirname "$stamp")")
+        [ -e "$stamp" ] && [ ! -e "tests/peers/$name.txt" ] || continue
+        say "removing .peers/$name, which has no list"
+        rm -rf ".peers/$name"
+    done
+}
+
 need_stand_ins() {
     [ -e .peers/stand-ins/libnccl.so.2 ] && return
     say "writing stand-ins for CUDA's libraries"
-    .peers/main/bin/python scripts/torch_stand_ins.py .torch .peers/stand-ins ||
+    .peers/torch_dataloader/bin/python scripts/torch_stand_ins.py .torch .peers/stand-ins ||
         say "there are no stand-ins: rows of peers that need torch will say so"
 }
 
 mkdir -p .peers
 need_nginx
-need_environment main
-need_environment mosaic
+remove_old_environments
+for list in tests/peers/*.txt; do need_environment "$(basename "$list" .txt)"; done
 need_stand_ins

@@ -9,6 +9,7 @@ import os
 import statistics
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import forebay.torch
@@ -26,6 +27,9 @@ def main(job):
         loader.set_epoch(epoch)
         return loader
 
+    if job["what"] == "steps":
+        report_steps(dataset, options | {"ending": "exact"}, job["state"])
+        return
     with loader(job["epoch"] - 1) as warming:
         checksum = sum(checksum_of(job["shape"], batch) for batch in warming) & MASK
     if job["what"] == "handover":
@@ -73,6 +77,18 @@ def handover_us(dataset, options):
 def all_batches(loader):
     while True:
         yield from loader
+
+
+def report_steps(dataset, options, state):
+    """Goes on from a state, if there is one, without end. Says of each step of X which rows it has and their sum, and the
+    state after it."""
+    with forebay.torch.Loader(dataset, rank=0, world=1, **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in all_batches(loader):
+            crc32 = zlib.crc32(batch["x"].numpy(), zlib.crc32(batch.sample_ids.numpy()))
+            read = {"epoch": batch.epoch, "step": batch.step, "rows": len(batch.sample_ids), "crc32": crc32}
+            report({"read": read, "state": loader.state_dict()})
 
 
 def rss_growth_mb(dataset, options, epochs):

@@ -2,6 +2,7 @@
 
 pub mod attack;
 pub mod cluster;
+mod compare;
 pub mod disk;
 pub mod epoch;
 pub mod order;

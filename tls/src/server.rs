@@ -19,10 +19,11 @@ use arc_swap::ArcSwap;
 use forebay_proto::{Error, Result};
 use open::{Certified, OpenConnections, Registration};
 use parking_lot::Mutex;
-use rustls::pki_types::UnixTime;
-use rustls::server::WebPkiClientVerifier;
+use rustls::client::verify_server_name;
+use rustls::pki_types::{ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::sign::SingleCertAndKey;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{RootCertStore, ServerConfig};
 use std::io;
 use std::sync::Arc;
@@ -79,6 +80,7 @@ struct ServerState {
     s3: Arc<ServerConfig>,
     /// Of client certificates; `None` where none are asked for.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
+    identity: Arc<CertifiedKey>,
     names: CertificateNames,
 }
 
@@ -195,6 +197,13 @@ impl ServerTls {
         let left = current.names.ends_at - UnixTime::now().as_secs() as i64;
         (current.names.serial.clone(), left.max(0) as u64)
     }
+
+    /// The hosts that the own certificate in force is for; `None` if `host` is one of them, as clients check
+    /// it.
+    pub fn hosts_without(&self, host: &str) -> Option<Vec<String>> {
+        let current = self.current.load();
+        (!current.is_for(host)).then(|| current.names.hosts())
+    }
 }
 
 /// Closes a connection whose other end was told why. If what it still sends were not read, it would see the
@@ -245,8 +254,17 @@ impl ServerState {
             metrics: config(&wanted, b"http/1.1")?,
             s3: config(&optional, b"http/1.1")?,
             verifier: wanted,
+            identity,
             names,
         })
+    }
+
+    fn is_for(&self, host: &str) -> bool {
+        let Some(own) = self.identity.cert.first() else { return false };
+        match (ParsedCertificate::try_from(own), ServerName::try_from(host)) {
+            (Ok(own), Ok(host)) => verify_server_name(&own, &host).is_ok(),
+            _ => false,
+        }
     }
 
     fn holds(&self, connection: &Certified) -> bool {

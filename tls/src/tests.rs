@@ -107,6 +107,13 @@ async fn only_certificates_of_the_right_authority_and_time_are_let_in() {
     }
     let e = meet(&server, &good, "cache-1").await.map(drop).unwrap_err();
     assert!(e.contains("not for cache-1: it is for localhost"), "{e}");
+    // The node can tell so before anybody asks.
+    for (host, is_good) in
+        [("localhost", true), ("LOCALHOST", true), ("cache-1", false), ("::1", false), ("", false)]
+    {
+        let others = (!is_good).then(|| vec!["localhost".to_owned()]);
+        assert_eq!(server.hosts_without(host), others, "{host}");
+    }
     let stranger = ClientTls::new(TlsFiles { ca: folder.path("other.pem"), ..TlsFiles::default() });
     let e = meet(&server, &stranger, "localhost").await.map(drop).unwrap_err();
     assert!(e.contains("authority that is not known here"), "{e}");

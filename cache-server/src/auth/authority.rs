@@ -104,12 +104,14 @@ impl Authority {
     /// By these settings. Reads the policy: not for an async thread. `Invalid` says why it cannot be used.
     pub fn open(settings: &AuthSettings, allow: Arc<Allowed>) -> Result<Self> {
         let path = settings.policy.clone();
-        let (file, policy) = path.map(|path| WatchedPolicy::open(path, &allow)).transpose()?.unzip();
+        let jwt = JwtVerifier::new(&settings.jwt)?;
+        let open = |path| WatchedPolicy::open(path, &allow, jwt.is_some());
+        let (file, policy) = path.map(open).transpose()?.unzip();
         Ok(Self {
             file: file.map(Mutex::new),
             allow,
             policy: RwLock::new(policy.map(Arc::new)),
-            jwt: JwtVerifier::new(&settings.jwt)?,
+            jwt,
             sessions: Mutex::default(),
             limiters: Mutex::default(),
             ended: Mutex::default(),

@@ -156,6 +156,12 @@ impl Policy {
         &self.principals
     }
 
+    /// The first whom it knows by the claims of JSON Web Tokens.
+    pub fn known_by_claims(&self) -> Option<&Principal> {
+        let (_, number) = self.claims.first()?;
+        self.principals.get(*number).map(|principal| &**principal)
+    }
+
     /// What the disk may hold of those with `cache_bytes`.
     pub fn cache_limits(&self) -> Vec<PrefixLimit> {
         let limit = |principal: &Arc<Principal>| {

@@ -19,6 +19,8 @@ const POLICY_BYTES_MAX: u64 = 128 << 20;
 #[derive(Debug)]
 pub struct WatchedPolicy {
     path: PathBuf,
+    /// Whether the node checks JSON Web Tokens: else nobody can be known by their claims.
+    checks_claims: bool,
     /// When it was looked at last; `None`: it was not there.
     seen: Option<FileVersion>,
     /// When it was read last.
@@ -49,11 +51,13 @@ impl FileVersion {
 }
 
 impl WatchedPolicy {
-    /// The file, and the policy that it has now. Touches the disk.
-    pub fn open(path: PathBuf, allow: &Allowed) -> Result<(Self, Policy)> {
+    /// The file, and the policy that it has now, for a node that checks JSON Web Tokens or does not. Touches
+    /// the disk.
+    pub fn open(path: PathBuf, allow: &Allowed, checks_claims: bool) -> Result<(Self, Policy)> {
         let (version, text) = text(&path)?;
-        let policy = parse(&path, &text, allow)?;
-        Ok((Self { path, seen: version, read: version }, policy))
+        let file = Self { path, checks_claims, seen: version, read: version };
+        let policy = file.parse(&text, allow)?;
+        Ok((file, policy))
     }
 
     /// The policy that the file has since it changed, or why it is none; `None` if it is as before, or may be
@@ -70,7 +74,19 @@ impl WatchedPolicy {
             return None;
         }
         self.read = now;
-        Some(read.and_then(|(_, text)| parse(&self.path, &text, allow)))
+        Some(read.and_then(|(_, text)| self.parse(&text, allow)))
+    }
+
+    fn parse(&self, text: &str, allow: &Allowed) -> Result<Policy> {
+        let unused = |why: &str| wrong(&self.path, &format!("is wrong, and not used: {why}"));
+        let policy = Policy::parse(text, allow).map_err(|e| unused(&e.message))?;
+        if let Some(principal) = policy.known_by_claims().filter(|_| !self.checks_claims) {
+            let name = &principal.name;
+            return Err(unused(&format!(
+                "principal {name}: jwt: this node checks no such tokens: set [auth.jwt] jwks"
+            )));
+        }
+        Ok(policy)
     }
 }
 
@@ -91,10 +107,6 @@ fn text(path: &Path) -> Result<(Option<FileVersion>, String)> {
     Ok(((before == FileVersion::of(&after)).then_some(before), text))
 }
 
-fn parse(path: &Path, text: &str, allow: &Allowed) -> Result<Policy> {
-    Policy::parse(text, allow).map_err(|e| wrong(path, &format!("is wrong, and not used: {}", e.message)))
-}
-
 fn wrong(path: &Path, why: &str) -> Error {
     Error::invalid(format!("the policy {} {why}", path.display()))
 }
@@ -110,7 +122,7 @@ mod tests {
     }
 
     fn opened(path: &Path) -> WatchedPolicy {
-        WatchedPolicy::open(path.to_owned(), &Allowed::new(&[]).unwrap()).unwrap().0
+        WatchedPolicy::open(path.to_owned(), &Allowed::new(&[]).unwrap(), false).unwrap().0
     }
 
     /// The names that a look finds, or the fault; empty if it finds nothing new.

@@ -22,7 +22,9 @@ use crate::runtime::{blocking, given_up};
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{ReadySegment, SegmentBatch, SegmentReader, Urgency};
 use forebay_proto::manifest::SegmentId;
+use forebay_proto::ring::is_under;
 use forebay_proto::{Kind, Result};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::broadcast;
@@ -87,6 +89,20 @@ impl Cache {
             return compose(&reading.projected, &[ready], rows);
         }
         self.read(reading, segment, Ahead::demand(), None).await
+    }
+
+    /// Removes every segment of objects under a URI, from the disk and from memory. Returns how many files
+    /// and bytes went.
+    pub fn free(&self, uri: &str) -> (u64, u64) {
+        self.memory_tier.forget(|origin| is_under(&origin.object, uri));
+        self.disk.free(uri)
+    }
+
+    /// Removes segments likewise.
+    pub fn free_segments(&self, ids: &[SegmentId]) -> (u64, u64) {
+        let meant: HashSet<_> = ids.iter().collect();
+        self.memory_tier.forget(|origin| meant.contains(&origin.id));
+        self.disk.free_segments(ids)
     }
 
     /// Whether a read of the segment would fetch nothing. Does not touch the disk.

@@ -77,4 +77,10 @@ impl MemoryTier {
         };
         over.iter().for_each(|(id, _)| self.plans.left_memory(*id));
     }
+
+    /// Drops the segments that are meant, by what they are of. Frees memory likewise.
+    pub fn forget(&self, is_meant: impl Fn(&Origin) -> bool) {
+        let gone: Vec<_> = self.entries.lock().extract_if(|_, entry| is_meant(&entry.origin)).collect();
+        gone.iter().for_each(|(id, _)| self.plans.left_memory(*id));
+    }
 }

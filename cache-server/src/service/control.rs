@@ -143,10 +143,10 @@ impl Service for Control {
             (false, true) => return Err(Error::invalid("free: one version or the superseded ones").into()),
         };
         let free = move || match digest.is_some() || superseded {
-            true => node.datasets.forget_versions(&uri, digest).map(|ids| node.disk.free_segments(&ids)),
+            true => node.datasets.forget_versions(&uri, digest).map(|ids| node.cache.free_segments(&ids)),
             false => node.datasets.forget(&uri).map(|uri| {
                 node.objects.forget(&uri);
-                node.disk.free(&uri)
+                node.cache.free(&uri)
             }),
         };
         let (segments, bytes) = blocking(free).await??;
@@ -314,6 +314,11 @@ fn memory(node: &Node) -> v1::Memory {
     }
 }
 
+/// How many cache directories have full disks.
+pub(super) fn dirs_full(disk: &DiskCache) -> u64 {
+    disk.dirs().iter().filter(|dir| dir.health == Health::Full).count() as u64
+}
+
 fn raw(disk: &DiskCache) -> v1::RawStatus {
     let RawFiles { files, bytes } = disk.raw();
     v1::RawStatus { files, bytes, guaranteed_bytes: disk.raw_share_bytes() }
@@ -449,7 +454,7 @@ impl Loaded {
         v1::LoadProgress {
             segments_held: held.len() as u64,
             decoded_bytes_held: held.iter().sum(),
-            dirs_full: self.disk.dirs().iter().filter(|dir| dir.health == Health::Full).count() as u64,
+            dirs_full: dirs_full(&self.disk),
             ..self.progress
         }
     }

@@ -81,6 +81,11 @@ impl Handshakes {
         self.tls.failed_reloads()
     }
 
+    /// The hosts that the certificate in force is for, unless `host` is one of them.
+    pub fn hosts_without(&self, host: &str) -> Option<Vec<String>> {
+        self.tls.hosts_without(host)
+    }
+
     /// The certificate in force by its serial number, and the seconds until it ends; 0 once it has.
     pub fn certificate(&self) -> (String, u64) {
         self.tls.certificate()

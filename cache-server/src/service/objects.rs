@@ -4,6 +4,7 @@ use crate::node::Node;
 use crate::objects::{MissingAge, ObjectPiece, ObjectStream, Toll};
 use crate::read::block::{self, Block};
 use crate::read::block_reader::BlockReader;
+use crate::service::control::dirs_full;
 use crate::service::fetch_limit::toll;
 use crate::service::gate::{Pass, draining};
 use crate::service::guard::{caller, may_use, may_use_object};
@@ -17,6 +18,7 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -71,7 +73,7 @@ impl Service for ObjectService {
 
     async fn fill(&self, request: Request<v1::FillObjectRequest>) -> Reply<Self::FillStream> {
         let who = caller(request.extensions())?;
-        let v1::FillObjectRequest { object, blocks } = request.into_inner();
+        let v1::FillObjectRequest { object, blocks, held_only } = request.into_inner();
         let object = named(object)?;
         may_use_object(&who, &object.uri).await?;
         let object = self.node.objects.named_here(object).await?;
@@ -84,7 +86,7 @@ impl Service for ObjectService {
         let toll = toll(who.limiter());
         tokio::spawn(async move {
             tokio::select! {
-                done = fill(node, object, blocks, toll, sender.clone()) => if let Err(e) = done {
+                done = fill(node, object, (blocks, held_only), toll, sender.clone()) => if let Err(e) = done {
                     sender.send(Err(e.into())).await.ok();
                 },
                 () = stop.cancelled() => {
@@ -131,20 +133,23 @@ impl Sending {
     }
 }
 
-/// Fills blocks, with a report after each. The last report says how many are held then.
+/// Fills blocks, unless only those that are held are to be counted, with a report before the first and after
+/// each. The last report says how many are held then.
 async fn fill(
     node: Arc<Node>,
     object: Arc<ObjectVersion>,
-    blocks: Vec<u32>,
+    (blocks, held_only): (Vec<u32>, bool),
     toll: Option<Toll>,
     sender: mpsc::Sender<std::result::Result<v1::FillObjectProgress, Status>>,
 ) -> Result<()> {
     let gone = |_| Error::closed("the caller has gone");
     let block = |index: u32| Block { object: object.clone(), index: index.into() };
-    let mut filled = stream::iter(blocks.clone())
+    let mut progress = with_disks(&node, v1::FillObjectProgress::default());
+    sender.send(Ok(progress)).await.map_err(gone)?;
+    let wanted = if held_only { Vec::new() } else { blocks.clone() };
+    let mut filled = stream::iter(wanted)
         .map(|index| fill_one(node.clone(), block(index), toll.clone()))
         .buffer_unordered(FILL_CONCURRENCY);
-    let mut progress = v1::FillObjectProgress::default();
     let is_held = |block: &Block| node.disk.holds(block.id(), &block::columns());
     while let Some(one) = filled.next().await {
         let (block, fetched) = one?;
@@ -159,7 +164,13 @@ async fn fill(
     // One that was read before may have been evicted for a later one.
     let held: Vec<u64> = blocks.into_iter().map(block).filter(is_held).map(|block| block.bytes()).collect();
     (progress.blocks_held, progress.bytes_held) = (held.len() as u64, held.iter().sum());
-    sender.send(Ok(progress)).await.map_err(gone)
+    sender.send(Ok(with_disks(&node, progress))).await.map_err(gone)
+}
+
+/// A report that also says how the node's disks are now.
+fn with_disks(node: &Node, progress: v1::FillObjectProgress) -> v1::FillObjectProgress {
+    let evictions = node.disk.counters().evictions.load(Ordering::Relaxed);
+    v1::FillObjectProgress { dirs_full: Some(dirs_full(&node.disk)), evictions: Some(evictions), ..progress }
 }
 
 /// Has a block filled; it, and the bytes that were fetched for that.

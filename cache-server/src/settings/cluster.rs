@@ -168,10 +168,14 @@ impl ClusterSettings {
     }
 }
 
-fn is_nowhere(url: &str) -> bool {
+/// The host in the URL of a node; of IPv6 without brackets.
+pub(super) fn host_of(url: &str) -> &str {
     let host = without_scheme(url).unwrap_or(url).rsplit_once(':').map_or("", |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified())
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn is_nowhere(url: &str) -> bool {
+    host_of(url).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }
 
 #[cfg(test)]

@@ -65,23 +65,12 @@ impl Drain {
             endpoints => endpoints.map_err(usage)?,
         };
         let topology = survey::topology(&endpoints).await;
-        match topology.and_then(|topology| Ok(place(&topology, &self.node)?.to_owned())) {
+        match topology.and_then(|topology| Ok(survey::find(&topology, &self.node)?.address.clone())) {
             Ok(address) => Ok(Node::new(&address)?),
             Err(_) if is_address => Ok(Node::new(&self.node)?),
             Err(e) if e.kind == Kind::NotFound => Err(unknown(e, undo).into()),
             Err(e) => Err(e.into()),
         }
-    }
-}
-
-/// Where a node is that somebody names, by its name or its address. One that is drained still answers the
-/// others, and so is known.
-fn place<'a>(topology: &'a v1::Topology, wanted: &str) -> Result<&'a str, Error> {
-    let all = || topology.leaving.iter().chain(&topology.nodes);
-    let is_there = |node: &&v1::Node| node.address.split_once("://").is_some_and(|(_, at)| at == wanted);
-    match all().find(|node| node.name == wanted).or_else(|| all().find(is_there)) {
-        Some(node) => Ok(&node.address),
-        None => survey::find(topology, wanted).map(|node| node.address.as_str()),
     }
 }
 
@@ -98,30 +87,6 @@ fn unknown(e: Error, undo: bool) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_that_looks_like_an_address_is_the_node_s_own_url() {
-        let node = |name: &str, address: &str| v1::Node {
-            name: name.into(),
-            address: address.into(),
-            ..Default::default()
-        };
-        // Names by default: hosts and ports, whatever is spoken there.
-        let nodes = vec![node("10.0.0.1:7070", "https://10.0.0.1:7070"), node("b", "https://b:7070")];
-        let leaving = vec![node("10.0.0.3:7070", "https://10.0.0.3:7070"), node("d", "https://d:7070")];
-        let topology = v1::Topology { nodes, leaving, ..Default::default() };
-        for (wanted, address) in [
-            ("10.0.0.1:7070", "https://10.0.0.1:7070"),
-            ("b", "https://b:7070"),
-            ("b:7070", "https://b:7070"),
-            ("10.0.0.3:7070", "https://10.0.0.3:7070"),
-            ("d", "https://d:7070"),
-            ("d:7070", "https://d:7070"),
-        ] {
-            assert_eq!(place(&topology, wanted).map_err(|e| e.message).as_deref(), Ok(address), "{wanted}");
-        }
-        assert_eq!(place(&topology, "10.0.0.9:7070").unwrap_err().kind, Kind::NotFound);
-    }
 
     #[test]
     fn a_wrong_name_is_told_first() {

@@ -112,12 +112,11 @@ pub(crate) fn state(membership: Option<&v1::MembershipStatus>) -> String {
     }
 }
 
-/// One node for programs. Figures that an answer leaves out are null.
+/// One node for programs. Figures that an answer leaves out are null, and all of a node that does not answer.
 pub(crate) fn report(n: &Surveyed, rates: &Rates) -> Value {
     let status = n.status.clone().unwrap_or_default();
-    let is_told = n.status.is_err() || status.counters.is_some();
-    let (s, c) = (is_told.then_some(&status), is_told.then(|| status.counters.unwrap_or_default()));
-    let rates = is_told.then(|| rates.of(&n.node.name));
+    let c = status.counters;
+    let (s, rates) = (c.map(|_| &status), c.map(|_| rates.of(&n.node.name)));
     json!({
         "node": n.node.name,
         "address": n.node.address,
@@ -179,6 +178,11 @@ mod tests {
         assert!(lines[2].ends_with("does not answer"), "{text}");
         let json = report(&down, &rates);
         assert_eq!((&json["answers"], &json["error"]), (&false.into(), &"gone".into()));
+        let told = ["node", "address", "zone", "weight", "answers", "error"];
+        for (name, figure) in json.as_object().expect("an object") {
+            assert_eq!(figure.is_null(), !told.contains(&name.as_str()), "{name}: {json}");
+        }
+        assert_eq!(report(&up(100), &rates)["bytes_served"], 100);
         let silent = v1::MembershipStatus { silent_s: 61.5, ..Default::default() };
         assert_eq!(state(Some(&silent)), "etcd silent for 1 min 1 s");
     }

@@ -5,21 +5,16 @@ use crate::node::Node;
 use crate::routing::Cluster;
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Kind, Result, v1};
-use futures::future::join_all;
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::timeout;
 
 /// Requests to nodes at once: each fills some blocks of one object.
 const AT_ONCE: usize = 16;
 
 /// Blocks of a request at most.
 const BLOCKS: usize = 256;
-
-/// How long a node may take to tell of its disks.
-const ANSWER: Duration = Duration::from_secs(3);
 
 /// How often a request is made, at whichever node the blocks have then.
 const TRIES: u32 = 4;
@@ -41,7 +36,8 @@ pub struct FilledObjects {
     pub bytes_held: u64,
     /// Bytes that this made the nodes read from the object store.
     pub s3_bytes: u64,
-    /// Where not all blocks are held: cache directories whose disks are full. Nodes tell it to operators.
+    /// Where not all blocks are held: cache directories whose disks are full. `None` where no node tells, as
+    /// those of older releases.
     pub dirs_full: Option<u64>,
 }
 
@@ -81,6 +77,37 @@ struct NodeBlocks {
     node: Node,
 }
 
+/// What nodes told of their disks, by their URLs. Those of older releases tell nothing.
+#[derive(Debug, Default)]
+struct DiskReports {
+    /// Full directories, as last told.
+    full: HashMap<String, u64>,
+    /// Files evicted since the node started: the least and the most that it told.
+    evicted: HashMap<String, (u64, u64)>,
+}
+
+impl DiskReports {
+    fn add(&mut self, url: &str, told: &v1::FillObjectProgress) {
+        if let Some(full) = told.dirs_full {
+            self.full.insert(url.to_owned(), full);
+        }
+        if let Some(now) = told.evictions {
+            let (least, most) = self.evicted.entry(url.to_owned()).or_insert((now, now));
+            (*least, *most) = (now.min(*least), now.max(*most));
+        }
+    }
+
+    /// Whether a node has evicted anything meanwhile, or was started again.
+    fn have_evicted(&self) -> bool {
+        self.evicted.values().any(|(least, most)| least < most)
+    }
+
+    /// Full directories of all nodes.
+    fn dirs_full(&self) -> Option<u64> {
+        (!self.full.is_empty()).then(|| self.full.values().sum())
+    }
+}
+
 impl Objects {
     /// Fills the cache with all objects under a URI, and shows how far it is. `Invalid` without a cache.
     pub async fn fill(&self, uri: &str, mut show: impl FnMut(&FilledObjects)) -> Result<FilledObjects> {
@@ -88,8 +115,29 @@ impl Objects {
             return Err(Error::invalid("there is no cache to be filled: give --endpoint"));
         };
         cluster.ready().await;
-        let (mut filled, mut nodes) = (FilledObjects::default(), Vec::new());
-        let mut token = String::new();
+        let mut disks = DiskReports::default();
+        let mut filled = self.go_through(cluster, (uri, false), &mut disks, &mut show).await?;
+        if disks.have_evicted() {
+            // Objects that were filled first may have left for those that came after them.
+            let show = &mut |_: &FilledObjects| ();
+            let held = self.go_through(cluster, (uri, true), &mut disks, show).await?;
+            filled = FilledObjects { blocks_read: filled.blocks_read, s3_bytes: filled.s3_bytes, ..held };
+        }
+        if filled.blocks_held < filled.blocks {
+            filled.dirs_full = disks.dirs_full();
+        }
+        Ok(filled)
+    }
+
+    /// Has the nodes fill all objects under a URI or, where only those held are wanted, count their blocks.
+    async fn go_through(
+        &self,
+        cluster: &Cluster,
+        (uri, held_only): (&str, bool),
+        disks: &mut DiskReports,
+        show: &mut impl FnMut(&FilledObjects),
+    ) -> Result<FilledObjects> {
+        let (mut filled, mut token) = (FilledObjects::default(), String::new());
         loop {
             let request =
                 v1::ListObjectsRequest { uri: uri.to_owned(), recursive: true, token, ..Default::default() };
@@ -102,35 +150,21 @@ impl Objects {
                 filled.blocks += object.blocks();
                 shares.extend(divide(cluster, &object)?);
             }
-            for share in &shares {
-                if !nodes.contains(&share.node) {
-                    nodes.push(share.node.clone());
-                }
-            }
-            let mut done = stream::iter(shares.into_iter().map(|share| fill_share(cluster, share)))
-                .buffer_unordered(AT_ONCE);
-            while let Some(progress) = done.try_next().await? {
-                filled.add(&progress);
+            let mut done =
+                stream::iter(shares.into_iter().map(|share| fill_share(cluster, share, held_only)))
+                    .buffer_unordered(AT_ONCE);
+            while let Some((node, [first, last])) = done.try_next().await? {
+                disks.add(node.url(), &first);
+                disks.add(node.url(), &last);
+                filled.add(&last);
                 show(&filled);
             }
             token = page.token;
             if token.is_empty() {
-                break;
+                return Ok(filled);
             }
         }
-        if filled.blocks_held < filled.blocks {
-            filled.dirs_full = dirs_full(&nodes).await;
-        }
-        Ok(filled)
     }
-}
-
-/// How many cache directories of these nodes have disks that are full; `None` where no node tells.
-async fn dirs_full(nodes: &[Node]) -> Option<u64> {
-    let told = join_all(nodes.iter().map(|node| timeout(ANSWER, node.status()))).await;
-    let told = told.into_iter().flatten().flatten().map(|status| status.dirs);
-    let full = |dirs: Vec<v1::DirStatus>| dirs.iter().filter(|dir| dir.health == "full").count() as u64;
-    told.filter(|dirs| !dirs.is_empty()).map(full).reduce(|sum, more| sum + more)
 }
 
 /// The blocks of an object by node.
@@ -149,14 +183,17 @@ fn divide(cluster: &Cluster, object: &Arc<ObjectVersion>) -> Result<Vec<NodeBloc
     Ok(shares)
 }
 
-/// Has a node fill its share; when that fails, those that have the blocks then.
-async fn fill_share(cluster: &Cluster, share: NodeBlocks) -> Result<v1::FillObjectProgress> {
+/// A node's first report of a share, and its last.
+type ShareReports = (Node, [v1::FillObjectProgress; 2]);
+
+/// Has a node fill its share, or count what it holds of it; when that fails, those that have the blocks then.
+async fn fill_share(cluster: &Cluster, share: NodeBlocks, held_only: bool) -> Result<ShareReports> {
     let mut node = share.node;
     for tries in 1.. {
-        match fill_at(&node, &share.object, &share.blocks).await {
-            Ok(progress) => {
+        match fill_at(&node, &share.object, &share.blocks, held_only).await {
+            Ok(reports) => {
                 cluster.works(&node);
-                return Ok(progress);
+                return Ok((node, reports));
             }
             Err(e) if tries < TRIES && matches!(e.kind, Kind::Retry | Kind::Closed) => {
                 tracing::debug!(error = %e, "a node did not fill its share of an object");
@@ -171,15 +208,21 @@ async fn fill_share(cluster: &Cluster, share: NodeBlocks) -> Result<v1::FillObje
     Err(Error::retry("no node filled it"))
 }
 
-async fn fill_at(node: &Node, object: &ObjectVersion, blocks: &[u64]) -> Result<v1::FillObjectProgress> {
+async fn fill_at(
+    node: &Node,
+    object: &ObjectVersion,
+    blocks: &[u64],
+    held_only: bool,
+) -> Result<[v1::FillObjectProgress; 2]> {
     let blocks = blocks.iter().map(|block| *block as u32).collect();
-    let request = v1::FillObjectRequest { object: Some(object.into()), blocks };
+    let request = v1::FillObjectRequest { object: Some(object.into()), blocks, held_only };
     let mut progress = node.reply(node.objects().fill(request)).await?;
-    let mut last = v1::FillObjectProgress::default();
+    let (mut first, mut last) = (None, v1::FillObjectProgress::default());
     while let Some(told) = progress.message().await.map_err(|status| node.error(status))? {
+        first = first.or(Some(told));
         last = told;
     }
-    Ok(last)
+    Ok([first.unwrap_or_default(), last])
 }
 
 #[cfg(test)]
@@ -208,5 +251,33 @@ mod tests {
             assert_eq!(e.kind, Kind::Full);
         }
         FilledObjects { blocks_held: 5, ..filled }.check("s3://b/d").unwrap();
+    }
+
+    #[test]
+    fn what_was_filled_is_counted_again_once_a_node_evicts() {
+        let told = |evictions, dirs_full| v1::FillObjectProgress {
+            evictions,
+            dirs_full,
+            ..v1::FillObjectProgress::default()
+        };
+        let mut disks = DiskReports::default();
+        disks.add("http://old:7", &told(None, None));
+        assert_eq!((disks.have_evicted(), disks.dirs_full()), (false, None), "it tells nothing");
+        for (url, evictions, dirs_full, have_evicted, full) in [
+            ("http://a:7", 40, 0, false, 0),
+            ("http://b:7", 90, 0, false, 0),
+            ("http://a:7", 40, 0, false, 0),
+            ("http://b:7", 91, 1, true, 1),
+            ("http://a:7", 40, 2, true, 3),
+            ("http://b:7", 91, 0, true, 2),
+        ] {
+            disks.add(url, &told(Some(evictions), Some(dirs_full)));
+            assert_eq!((disks.have_evicted(), disks.dirs_full()), (have_evicted, Some(full)), "{url}");
+        }
+        let mut started_again = DiskReports::default();
+        for evictions in [9, 0] {
+            started_again.add("http://a:7", &told(Some(evictions), Some(0)));
+        }
+        assert!(started_again.have_evicted());
     }
 }

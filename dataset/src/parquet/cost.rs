@@ -85,8 +85,10 @@ pub(crate) fn cost(part: &RowGroups, columns: &[ColumnOrigin], schema: &Schema) 
     for (origin, field) in columns.iter().zip(schema.fields()) {
         let adapted = adapted_bytes(part, origin, field.data_type());
         cost.decoded = cost.decoded.saturating_add(adapted);
-        // As it was, beside what it becomes, and as it was again where that is compared.
-        cost.working = cost.working.saturating_add(adapted.saturating_mul(2));
+        if let ColumnOrigin::Adapted(_) | ColumnOrigin::Partition(Some(_)) = origin {
+            // As it was, beside what it becomes, and as it was again where that is compared.
+            cost.working = cost.working.saturating_add(adapted.saturating_mul(2));
+        }
     }
     let own = columns.iter().filter_map(ColumnOrigin::own);
     for (group, column) in groups.iter().flat_map(|g| own.clone().map(move |c| (g, c))) {
@@ -144,11 +146,32 @@ fn adapted_bytes(part: &RowGroups, origin: &ColumnOrigin, wanted: &DataType) -> 
             let bytes = |group| typed_bytes(&part.footer, group, *column, wanted, |_| 0);
             part.metadata().iter().map(bytes).fold(0, u64::saturating_add)
         }),
-        ColumnOrigin::Missing => fixed.unwrap_or(part.rows.saturating_mul(8)),
-        ColumnOrigin::Partition(value) => fixed.unwrap_or_else(|| {
-            part.rows.saturating_mul(4 + value.as_ref().map_or(0, |value| value.len() as u64))
-        }),
+        ColumnOrigin::Missing | ColumnOrigin::Partition(None) => null_bytes(part.rows, wanted),
+        ColumnOrigin::Partition(Some(value)) => {
+            fixed.unwrap_or_else(|| part.rows.saturating_mul(4 + value.len() as u64))
+        }
     }
+}
+
+/// Bytes of `rows` nulls of a type: Arrow gives each the room of a value without text.
+pub(crate) fn null_bytes(rows: u64, data_type: &DataType) -> u64 {
+    rows.saturating_mul(null_bits(data_type)).div_ceil(8)
+}
+
+/// Bits of a null, with the one that says that it is null.
+fn null_bits(data_type: &DataType) -> u64 {
+    let values = match data_type {
+        DataType::Null => return 0,
+        DataType::Utf8 | DataType::Binary | DataType::List(_) | DataType::Map(..) => 32,
+        DataType::FixedSizeList(f, n) => {
+            null_bits(f.data_type()).saturating_mul(u64::try_from(*n).unwrap_or(0))
+        }
+        DataType::Struct(fields) => {
+            fields.iter().map(|f| null_bits(f.data_type())).fold(0, u64::saturating_add)
+        }
+        other => fixed_bits(other).unwrap_or(64),
+    };
+    values.saturating_add(1)
 }
 
 /// Bytes of the packed rows of some columns.
@@ -333,6 +356,35 @@ pub(crate) fn fixed_bits(data_type: &DataType) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use arrow::array::{Array, new_null_array};
+    use arrow::datatypes::{Field, Fields};
+
+    #[test]
+    fn nulls_take_what_arrow_makes_of_them() {
+        let field = |name: &str, t| Field::new(name, t, true);
+        let both = Fields::from(vec![field("k", DataType::Utf8), field("v", DataType::Float64)]);
+        let entries = Field::new("entries", DataType::Struct(both.clone()), false);
+        let rows = 1 << 16;
+        for t in [
+            DataType::Null,
+            DataType::Boolean,
+            DataType::Int8,
+            DataType::Decimal128(10, 2),
+            DataType::FixedSizeBinary(3),
+            DataType::Utf8,
+            DataType::LargeBinary,
+            DataType::new_list(DataType::Float64, true),
+            DataType::new_large_list(DataType::Utf8, true),
+            DataType::new_fixed_size_list(DataType::Float32, 16, true),
+            DataType::new_fixed_size_list(DataType::Utf8, 3, true),
+            DataType::Struct(both),
+            DataType::Map(Arc::new(entries), false),
+        ] {
+            let made = new_null_array(&t, rows).get_buffer_memory_size() as u64;
+            let said = null_bytes(rows as u64, &t);
+            assert!(said <= made && made <= said + 1024, "{t}: {made} bytes, {said} were said");
+        }
+    }
 
     #[test]
     fn widths() {

@@ -8,7 +8,7 @@ use crate::filter::{Filter, Predicate};
 use crate::off_thread::blocking;
 use crate::parquet::chunks::Chunks;
 use crate::parquet::column_origin::{ColumnOrigin, origin};
-use crate::parquet::cost::{Cost, column_bytes, cost, fixed_bits, limit, packed_bytes};
+use crate::parquet::cost::{Cost, column_bytes, cost, fixed_bits, limit, null_bytes, packed_bytes};
 use crate::parquet::decode::{DecodeTask, decode};
 use crate::parquet::fetch::chunk_ranges;
 use crate::parquet::footer::{Footer, RowGroups};
@@ -187,10 +187,15 @@ impl ObjectColumns<'_> {
                 None => {
                     let name = self.shape.map_or(field.name().as_str(), |s| s.source_of(field.name()));
                     let own = self.footer.schema.column_with_name(name);
-                    let all = own.map_or(0, |(own, _)| column_bytes(self.footer, metadata, own));
-                    let share = u128::from(all) * u128::from(rows) / u128::from(all_rows.max(1));
-                    let twice = u64::try_from(share.saturating_mul(2)).unwrap_or(u64::MAX);
-                    all.min(twice).saturating_add(rows.saturating_mul(16))
+                    let values = match own {
+                        Some((own, _)) => {
+                            let all = column_bytes(self.footer, metadata, own);
+                            let share = u128::from(all) * u128::from(rows) / u128::from(all_rows.max(1));
+                            all.min(u64::try_from(share.saturating_mul(2)).unwrap_or(u64::MAX))
+                        }
+                        None => null_bytes(rows, field.data_type()),
+                    };
+                    values.saturating_add(rows.saturating_mul(16))
                 }
             }
         };

@@ -271,9 +271,11 @@ impl SegmentReader {
             Error::changed(format!("{uri}: its footer does not fit the manifest: open the dataset again"))
         })?;
         if cost.certain() > max {
+            let segments = if range.len() > 1 { "use smaller segments (--segment-bytes), " } else { "" };
             return Err(Error::invalid(format!(
                 "{uri}: row groups {range:?} take {} bytes of memory to read, segment_memory_bytes (and on a cache node \
-                 --memory-bytes) allows {max}: write it with smaller row groups, or allow more",
+                 --memory-bytes) allows {max}: read fewer columns (--columns), {segments}write it with smaller row \
+                 groups, or allow more",
                 cost.certain()
             )));
         }

@@ -3,7 +3,7 @@
 use crate::given::{Dir, write};
 use arrow::array::*;
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Int32Type, Int64Type};
+use arrow::datatypes::{DataType, Field, Int32Type, Int64Type};
 use forebay_dataset::{Frozen, SegmentReader, Selection, SourceSettings, Urgency, View};
 use forebay_proto::manifest::Object;
 use forebay_proto::{Kind, Manifest, v1};
@@ -68,6 +68,44 @@ async fn a_schema_that_grows_is_the_union_of_all() {
     assert_ne!(ids(&frozen)[0], ids(&alone("a.parquet").await)[0]);
     assert_eq!(ids(&frozen)[1], ids(&alone("b.parquet").await)[0]);
     assert!(frozen.manifest.shape().is_some() && alone("a.parquet").await.manifest.shape().is_none());
+}
+
+#[tokio::test]
+async fn columns_that_an_object_lacks_count_as_memory() {
+    let (dir, n) = (Dir::new(), 200_000);
+    let flags: ArrayRef = Arc::new(BooleanArray::from((0..n).map(|i| i % 2 == 0).collect::<Vec<_>>()));
+    let narrow = RecordBatch::try_from_iter_with_nullable([("flag", flags, true)]).unwrap();
+    write(&dir.path("a.parquet"), &narrow, n / 2, WriterProperties::builder());
+    let field = |i: usize| (Arc::new(Field::new(format!("f{i}"), DataType::Utf8, true)), texts(&["x"]));
+    let nested: ArrayRef = Arc::new(StructArray::from((0..100).map(field).collect::<Vec<_>>()));
+    put(&dir, "b.parquet", &[("nested", nested), ("x", longs(&[1])), ("y", longs(&[2]))]);
+    let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
+    let (m, all, demand) = (&frozen.manifest, [0, 1, 2, 3], Urgency::demand());
+    // Its two row groups stay one segment, however wide the table is.
+    let alone = source().freeze(&format!("{}/a.parquet", dir.uri()), 0).await.unwrap();
+    assert_eq!(m.segment_id(0).unwrap(), alone.manifest.segment_id(0).unwrap());
+    assert_eq!(m.segment(0).unwrap().row_groups, 2);
+
+    let cost = source().segment_cost(m, 0, &all, &demand).await.unwrap();
+    let read = source().read_segment(m, 0, &all, &demand).await.unwrap();
+    assert!((1..4).all(|column| read.column(column).null_count() == n));
+    let decoded = read.get_array_memory_size() as u64;
+    assert!(cost.decoded.abs_diff(decoded) < 64 << 10, "{decoded} bytes, {cost:?} was said");
+    // Nulls are made of nothing.
+    assert!(cost.working < cost.decoded / 2, "{cost:?}");
+    let own = source().segment_cost(m, 0, &[0], &demand).await.unwrap();
+    assert!(own.total() < cost.decoded / 10, "{own:?}");
+    let half = Selection { filter: "flag".into(), ..Selection::new(dir.uri(), 0) };
+    let half = source().freeze_again(&half, None).await.unwrap();
+    assert_eq!((half.manifest.segments().len(), half.manifest.rows()), (1, n as u64 / 2));
+    let of_half = source().segment_cost(&half.manifest, 0, &all, &demand).await.unwrap();
+    assert!(of_half.decoded >= cost.decoded / 2, "{of_half:?}");
+
+    let tight = SourceSettings { segment_memory_bytes: cost.total() - 1, ..Default::default() };
+    let e = SegmentReader::new(tight).unwrap().read_segment(m, 0, &all, &demand).await.unwrap_err();
+    for part in ["/a.parquet: row groups 0..2", "--columns", "--segment-bytes", "smaller row groups"] {
+        assert!(e.kind == Kind::Invalid && e.message.contains(part), "{e}");
+    }
 }
 
 #[tokio::test]

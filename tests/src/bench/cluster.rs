@@ -53,8 +53,8 @@ pub struct ClusterOptions {
     /// For how long a node is silent, in seconds.
     #[arg(long, default_value_t = 20)]
     silence_s: u64,
-    /// For how long a node's network is cut, in seconds: beyond a lease and the time until a node without one is
-    /// forgotten.
+    /// For how long a node's network is cut, in seconds: beyond a lease and the time until a node without
+    /// one is forgotten.
     #[arg(long, default_value_t = 20)]
     cut_s: u64,
     /// For how long etcd is stopped, in seconds; its quorum is lost for a third of that.

@@ -17,8 +17,10 @@ mod stage;
 
 pub(super) use consumer::Content;
 
+use super::compare::FiguresOptions;
 use super::stages::{Stages, wanted};
 use super::warm::Shape;
+use crate::harness::report::Row;
 use clap::{Parser, Subcommand};
 use peer::Peer;
 use serde_json::json;
@@ -32,7 +34,7 @@ use std::path::PathBuf;
 #[command(name = "forebay-bench-peers", version)]
 pub struct PeersOptions {
     /// Only these shapes of rows, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "store")]
     only: Vec<Shape>,
     /// Only these subjects, separated by commas: names as in the report without `peers.X.`, or their
     /// beginnings, as in `forebay` or `torch.2`.
@@ -42,7 +44,7 @@ pub struct PeersOptions {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// The share of the data that there is: for a look at whether it works. Targets are judged at 1 only.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, conflicts_with = "store")]
     scale: f64,
     /// The folder with the peers' environments; `tests/peers/setup.sh` makes them.
     #[arg(long, default_value = ".peers")]
@@ -53,6 +55,8 @@ pub struct PeersOptions {
     /// The repository, for its Python package.
     #[arg(long, default_value = ".")]
     repository: PathBuf,
+    #[command(flatten)]
+    figures: FiguresOptions,
     /// Where the report goes.
     #[arg(long, default_value = "target/bench")]
     folder: PathBuf,
@@ -101,11 +105,15 @@ fn measure(options: &PeersOptions) -> anyhow::Result<bool> {
     let mut stages = Stages::default();
     let mut reasons = BTreeMap::new();
     stages.run("Peers", || rounds::run(&settings, &mut reasons));
-    stages.end(&options.folder, "peers", described(&settings, &reasons))
+    let is_ratio = |row: &Row| row.unit == judge::OF_PEER;
+    options.figures.end(stages, &options.folder, "peers", described(&settings, &reasons), is_ratio)
 }
 
 fn described(settings: &PeerSettings, reasons: &BTreeMap<String, String>) -> serde_json::Value {
     let PeerSettings { shapes, peers, rounds, scale, .. } = settings;
+    let names = |is_told: fn(&Peer) -> bool| -> Vec<&'static str> {
+        peers.iter().filter(|peer| is_told(peer)).map(|peer| peer.name).collect()
+    };
     json!({
         "rounds": rounds,
         "scale": scale,
@@ -113,10 +121,12 @@ fn described(settings: &PeerSettings, reasons: &BTreeMap<String, String>) -> ser
         "epochs": peer::EPOCHS,
         "window_row_groups": peer::WINDOW,
         "batch_rows": shapes.iter().map(|s| (format!("{s:?}"), s.batch_rows())).collect::<BTreeMap<_, _>>(),
-        "subjects": peers.iter().map(|peer| peer.name).collect::<Vec<_>>(),
+        "subjects": names(|_| true),
         "targets": shapes.iter().map(|s| (format!("{s:?}"), judge::least_speed(*s))).collect::<BTreeMap<_, _>>(),
         "cpu_at_most": judge::CPU_AT_MOST,
         "python_targets": shapes.iter().map(|s| (format!("{s:?}"), judge::least_speed_in_python(*s))).collect::<BTreeMap<_, _>>(),
+        "in_order": names(|peer| !peer.shuffle),
+        "read_a_part": names(|peer| peer.by_rows),
         "cannot": reasons,
     })
 }
@@ -133,4 +143,6 @@ fn subjects_go_by_the_beginnings_of_their_names() {
         "pyarrow.window16 torch.2.sequential torch.2.window16"
     );
     assert!(chosen(&["--subjects", "no-such"]).is_err());
+    assert!(PeersOptions::try_parse_from(["bench", "--store", "--only", "X"]).is_err());
+    assert!(PeersOptions::try_parse_from(["bench", "--store", "--subjects", "forebay"]).is_ok());
 }

@@ -5,7 +5,6 @@
 //! Nothing here is changed once figures were seen: a new measurement is a new row.
 
 mod child;
-mod compare;
 mod decode;
 mod floor;
 mod marks;
@@ -23,7 +22,9 @@ pub(super) use shape::{Shape, Stored};
 pub(super) use span::Span;
 pub(super) use subject::{Subject, Transport};
 
+use super::compare::FiguresOptions;
 use super::stages::{Stages, wanted};
+use crate::harness::report::Row;
 use clap::{Parser, Subcommand};
 use rounds::Settings;
 use serde_json::json;
@@ -36,36 +37,29 @@ use subject::Target;
 #[command(name = "forebay-bench-warm", version)]
 pub struct WarmOptions {
     /// Only these shapes of rows, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "store")]
     only: Vec<Shape>,
     /// Only these subjects, separated by commas: names as in the report, or their ends, as in `T.window16`.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', conflicts_with = "store")]
     subjects: Vec<String>,
     /// Numbers of ranks that read at once by TCP, separated by commas.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "store")]
     ranks: Vec<u32>,
     /// The same through shared memory.
-    #[arg(long, value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "store")]
     fd_ranks: Vec<u32>,
     /// How often each figure is measured.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// The share of the data that there is: for a look at whether it works. Targets are judged at 1 only.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, conflicts_with = "store")]
     scale: f64,
     /// Also measures the memory of loaders that wait for their consumers, which takes 40 seconds; alone with
     /// `--subjects waiting`.
     #[arg(long)]
     waiting: bool,
-    /// Compares ratios with the stored ones, and fails if one has lost more than 10 %.
-    #[arg(long)]
-    check: bool,
-    /// Stores the ratios for `--check`.
-    #[arg(long, conflicts_with_all = ["check", "only", "subjects", "scale", "ranks", "fd_ranks"])]
-    store: bool,
-    /// Where the ratios are stored.
-    #[arg(long, default_value = "tests/figures/warm.json")]
-    figures: PathBuf,
+    #[command(flatten)]
+    figures: FiguresOptions,
     /// Where the report goes.
     #[arg(long, default_value = "target/bench")]
     folder: PathBuf,
@@ -146,15 +140,8 @@ fn measure(options: &WarmOptions) -> anyhow::Result<bool> {
     if waiting {
         stages.run("Waiting", || waiting::measure(scale));
     }
-    let rows = stages.found().rows.clone();
-    if options.check {
-        stages.run("Compare", || compare::check(&options.figures, &rows));
-    }
-    let kept = stages.end(&options.folder, "warm", described(&settings))?;
-    if options.store {
-        compare::store(&options.figures, &rows)?;
-    }
-    Ok(kept)
+    let is_ratio = |row: &Row| row.unit.starts_with(rounds::RATIO);
+    options.figures.end(stages, &options.folder, "warm", described(&settings), is_ratio)
 }
 
 fn described(settings: &Settings) -> serde_json::Value {
@@ -220,4 +207,8 @@ fn subjects_go_by_the_ends_of_their_names() {
     );
     assert_eq!(chosen(&["--subjects", "decode.T"]).expect("no epoch"), "decode.T");
     assert!(chosen(&["--only", "B", "--subjects", "T.window16"]).is_err());
+    let is_refused =
+        |arguments: &[&str]| WarmOptions::try_parse_from([&["bench"], arguments].concat()).is_err();
+    assert!(is_refused(&["--store", "--check"]) && is_refused(&["--store", "--scale", "0.5"]));
+    assert!(!is_refused(&["--store"]) && !is_refused(&["--check", "--only", "B"]));
 }

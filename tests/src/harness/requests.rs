@@ -86,7 +86,9 @@ pub fn request_about(path: &str, uri: &str, manifest: &[u8], snapshot: &str) -> 
             let ranges = vec![v1::ByteRange { start: 0, end: 4 }];
             uses(v1::ReadObjectRequest { object: object(), ranges }.encode_to_vec())
         }
-        "Objects/Fill" => uses(v1::FillObjectRequest { object: object(), blocks: vec![0] }.encode_to_vec()),
+        "Objects/Fill" => uses(
+            v1::FillObjectRequest { object: object(), blocks: vec![0], ..Default::default() }.encode_to_vec(),
+        ),
         "Objects/List" => uses(
             v1::ListObjectsRequest { uri: uri.into(), recursive: true, ..Default::default() }.encode_to_vec(),
         ),

@@ -28,6 +28,9 @@ const PER_OBJECT: u64 = 16;
 /// 64-bit words of a wide value.
 const WORDS: u64 = 42;
 
+/// Bytes of an object's end that readers fetch at least, to find its footer.
+const TAIL_BYTES: u64 = 64 << 10;
+
 /// The wide columns.
 pub const WIDE: [&str; 3] = ["a", "b", "c"];
 
@@ -40,8 +43,15 @@ pub struct Table {
     pub segments: u64,
     /// Decoded bytes that segments have to aim at so that each row group is one.
     pub segment_bytes: u64,
-    /// Keys of the objects, and how many bytes of each come before its footer.
-    footers: BTreeMap<String, u64>,
+    objects: BTreeMap<String, TableObject>,
+}
+
+/// An object, by its key.
+#[derive(Debug, Clone, Copy)]
+struct TableObject {
+    /// How many bytes come before its footer.
+    footer: u64,
+    size: u64,
 }
 
 impl Table {
@@ -63,26 +73,35 @@ impl Table {
         segment_rows: u64,
         wide: &[&str],
     ) -> anyhow::Result<Self> {
-        let mut footers = BTreeMap::new();
+        let mut objects = BTreeMap::new();
         let mut first = 0;
         while first < segments {
             let last = (first + per_object).min(segments);
             let bytes = object(first..last, segment_rows, wide)?;
             let key = format!("{name}/part-{:05}.parquet", first / per_object);
-            footers.insert(key.clone(), footer(&bytes));
+            objects.insert(key.clone(), TableObject { footer: footer(&bytes), size: bytes.len() as u64 });
             s3.put(&key, bytes);
             first = last;
         }
         let segment_bytes = segment_rows * ROW_BYTES;
-        Ok(Self { uri: s3.uri(name), segments, segment_bytes, footers })
+        Ok(Self { uri: s3.uri(name), segments, segment_bytes, objects })
     }
 
     /// Bytes of column data in the log of the S3 server. Footers are left out, and so are refusals; a body
     /// that was cut counts as a whole one.
+    ///
+    /// # Panics
+    /// If a request has no range, or one with columns and a footer in it: it counts as neither.
     pub fn data_bytes(&self, log: &[SeenRequest]) -> u64 {
-        let data = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300).filter(|seen| {
-            let end = seen.range_bytes().map(|range| range.end);
-            self.footers.get(&seen.key).zip(end).is_some_and(|(footer, end)| end <= *footer)
+        let gets = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300);
+        let data = gets.filter(|seen| {
+            let Some(TableObject { footer, size }) = self.objects.get(&seen.key) else { return false };
+            let tail = size.saturating_sub(TAIL_BYTES).min(*footer);
+            match seen.range_bytes() {
+                Some(range) if range.end <= *footer => true,
+                Some(range) if range.start >= tail => false,
+                _ => panic!("neither columns nor the end of an object of {size} bytes: {seen:?}"),
+            }
         });
         data.map(|seen| seen.bytes).sum()
     }
@@ -90,12 +109,12 @@ impl Table {
     /// Bytes of objects in the log of the S3 server, their footers included.
     pub fn object_bytes(&self, log: &[SeenRequest]) -> u64 {
         let objects = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300);
-        objects.filter(|seen| self.footers.contains_key(&seen.key)).map(|seen| seen.bytes).sum()
+        objects.filter(|seen| self.objects.contains_key(&seen.key)).map(|seen| seen.bytes).sum()
     }
 
     /// Bytes of all column chunks: everything between the magic at a file's beginning and its footer.
     pub fn projected_bytes(&self) -> u64 {
-        self.footers.values().map(|footer| footer - 4).sum()
+        self.objects.values().map(|object| object.footer - 4).sum()
     }
 }
 

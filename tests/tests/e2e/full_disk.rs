@@ -113,6 +113,14 @@ fn a_disk_full_of_the_caches_own_data_makes_room_for_what_is_read_next() {
     assert_eq!(counter(&server, "evictions"), evicted);
     let told = server.log().lines().filter(|line| line.contains("could not be stored")).count();
     assert_eq!(told, 1, "{}", server.log());
+    // Of objects that push each other out, those count that are left at the end.
+    let many = put_raw(&s3, "many", 20);
+    let ended = cached(&server, &["load", "--raw", &many, "--json"]).end();
+    let loaded: Value = serde_json::from_slice(&ended.stdout).expect("JSON");
+    let refused = ended.expect_failure();
+    assert!(refused.contains(" of 20 blocks: the disk of a cache directory is full: free "), "{refused}");
+    let held = json(cached(&server, &["free", &many]));
+    assert_eq!((&loaded["blocks_held"], &loaded["dirs_full"]), (&held["segments"], &1.into()), "{loaded}");
     server.stop();
 }
 

@@ -11,7 +11,9 @@ fn peers_are_measured_beside_us_and_those_that_are_missing_are_told() {
     let folder = tempfile::tempdir().expect("a folder");
     let environments = folder.path().join("environments");
     std::fs::create_dir(&environments).expect("a folder");
-    std::os::unix::fs::symlink(project.join(".venv"), environments.join("main")).expect("a link");
+    for script in ["pyarrow_dataset", "pyarrow_loader"] {
+        std::os::unix::fs::symlink(project.join(".venv"), environments.join(script)).expect("a link");
+    }
     let run = Run::new("forebay-bench-peers").args(["--rounds", "1", "--scale", "0.002"]);
     let run =
         run.args(["--subjects", "forebay.,s3.forebay,pyarrow,s3.pyarrow,mosaic.0.shuffled", "--folder"]);
@@ -35,11 +37,15 @@ fn peers_are_measured_beside_us_and_those_that_are_missing_are_told() {
             let row = row(&format!("peers.{shape}.s3.{name}.epoch1.rows_per_s"));
             assert!(row["value"].as_f64().is_some_and(|value| value > 0.0), "{row}");
         }
-        assert!(row(&format!("peers.{shape}.vs_best"))["value"].as_f64().is_some());
+        for compared in ["vs_best", "vs.pyarrow_dataset", "vs.pyarrow.window16"] {
+            assert!(row(&format!("peers.{shape}.{compared}"))["value"].as_f64().is_some());
+        }
         let missing = row(&format!("peers.{shape}.mosaic.0.shuffled.rows_per_s"));
         assert!(
             missing["value"].is_null() && missing["unit"].as_str().is_some_and(|u| u.contains("setup.sh"))
         );
     }
     assert_eq!(report["settings"]["targets"]["T"], 4.0);
+    let cannot = report["settings"]["cannot"]["peers.X.mosaic.0.shuffled"].as_str();
+    assert!(cannot.is_some_and(|reason| reason.contains("setup.sh")), "{cannot:?}");
 }

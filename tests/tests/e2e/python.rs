@@ -1,5 +1,5 @@
 //! `make bench-python` at a five-hundredth of its size: no figure is judged, but rows, checksums and
-//! orders of both sides are.
+//! orders of both sides are, and that a process which is killed once goes on.
 
 use forebay_tests::harness::process::Run;
 use serde_json::Value;
@@ -29,4 +29,5 @@ fn python_is_measured_beside_rust() {
     }
     assert!(value("python.handover_us") > 0.0);
     value("python.rss_growth_mb");
+    assert_eq!((value("python.kills"), value("python.kills_resumed")), (1.0, 1.0));
 }

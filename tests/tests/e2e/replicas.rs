@@ -133,7 +133,7 @@ fn copies_outlive_the_node_that_made_them() {
     cluster.wait_for_copies(2, segments);
     cluster.nodes[0].kill();
     cluster.nodes.remove(0);
-    // Until then what is fetched from S3 could be put down to the node that does not answer.
+    // Until then each fetch from S3 could be put down to the node that does not answer.
     cluster.wait_until_agreed();
     let (got, fetched) = cluster.epoch(&[]);
     assert_eq!(got, wanted);

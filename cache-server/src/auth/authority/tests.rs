@@ -153,6 +153,22 @@ fn a_policy_that_is_removed_stays_in_force() {
 }
 
 #[test]
+fn a_node_that_checks_no_claims_takes_no_policy_with_some() {
+    let w = world("['reader']", "[]");
+    w.policy(&(one(&w.token, "['reader', 'loader']", "[]") + "jwt = { sub = 'job-1' }\n"));
+    assert_eq!(w.authority.figures.policies_refused.load(Relaxed), 1);
+    assert!(!w.admit(OPEN).unwrap().has(CallerRole::Loader), "the one of before stays in force");
+    let mut settings = AuthSettings { policy: Some(w.path.clone()), ..AuthSettings::default() };
+    let open = |settings: &AuthSettings| {
+        Authority::open(settings, w.authority.allow.clone()).map(drop).map_err(|e| e.message)
+    };
+    let e = open(&settings).unwrap_err();
+    assert!(e.contains("is wrong, and not used: principal a: jwt: ") && e.contains("[auth.jwt] jwks"), "{e}");
+    settings.jwt.jwks = Some("/keys.json".into());
+    open(&settings).unwrap();
+}
+
+#[test]
 fn what_nobody_uses_is_forgotten() {
     let w = world("['reader']", "[]");
     drop(w.admit(OPEN).unwrap());

@@ -118,6 +118,20 @@ fn a_policy_that_is_wrong_in_anything_is_wrong() {
 }
 
 #[test]
+fn the_cases_that_forebay_token_is_held_against_hold_here() {
+    let table: toml::Table = include_str!("cases.toml").parse().unwrap();
+    let policy = table["policy"].as_str().unwrap();
+    let allow = Allowed::new(&["s3://", "gs://", "file:///data"].map(String::from)).unwrap();
+    for case in table["cases"].as_array().unwrap() {
+        let [from, to] = ["from", "to"].map(|name| case[name].as_str().unwrap());
+        let changed = policy.replacen(from, to, 1);
+        assert_ne!(changed, policy, "{from}");
+        let refused = Policy::parse(&changed, &allow).err();
+        assert_eq!(refused.is_none(), case["taken"].as_bool().unwrap(), "{from} -> {to}: {refused:?}");
+    }
+}
+
+#[test]
 fn very_many_principals_are_read_in_time() {
     let one = |i: usize| {
         let hash = format!("{i:064x}");

@@ -1,5 +1,6 @@
 //! Whether a node could use a policy, as far as its text tells. Not whether its prefixes lie under what the
-//! node may read, nor whether the node has what its ways in need.
+//! node may read, nor whether the node has what its ways in need. The node's own rules are in the server's
+//! `auth/policy.rs`; the table `cases.toml` beside it is for both.
 
 use forebay_dataset::source;
 use forebay_proto::token::KnownToken;
@@ -145,6 +146,21 @@ opens_per_s = 0.5
 
     fn said(text: &str) -> Result<(), String> {
         check(&text.parse().unwrap()).map_err(|e| e.message)
+    }
+
+    #[test]
+    fn what_a_node_takes_is_taken_and_what_it_refuses_is_refused() {
+        let table = include_str!("../../../../cache-server/src/auth/policy/cases.toml");
+        let table: DocumentMut = table.parse().unwrap();
+        let policy = table["policy"].as_str().unwrap();
+        for case in table["cases"].as_array().unwrap().iter() {
+            let case = case.as_inline_table().unwrap();
+            let [from, to] = ["from", "to"].map(|name| case.get(name).and_then(Value::as_str).unwrap());
+            let changed = policy.replacen(from, to, 1);
+            assert_ne!(changed, policy, "{from}");
+            let (told, taken) = (said(&changed), case.get("taken").and_then(Value::as_bool).unwrap());
+            assert_eq!(told.is_ok(), taken, "{from} -> {to}: {told:?}");
+        }
     }
 
     #[test]

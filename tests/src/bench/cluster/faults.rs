@@ -182,14 +182,15 @@ fn check_s3(settings: &NodeFaults, loss: &str, share: f64, found: &mut Findings)
 
 /// The same where survivors have no room for all that they read of a dead node's segments: each of these is
 /// read from S3 at most once in each epoch until the node is back, and once more, as nodes and readers are
-/// up to an epoch ahead. And if a kill cost nothing, there was room, and the stage is not what it claims.
+/// up to an epoch ahead. The survivors' own segments that leave for them are read again too, and are in the
+/// bytes. And if a kill cost nothing, there was room, and the stage is not what it claims.
 fn check_s3_by_epochs(settings: &NodeFaults, costs: &KillCosts, found: &mut Findings) {
     let what = settings.what;
     let over_reads: Vec<f64> =
         costs.shares.iter().zip(&costs.epochs).map(|(share, epochs)| share / (epochs + 1.0)).collect();
     let reads = Row::of(format!("{what}_s3_over_reads"), "ratio", &over_reads);
     let text = format!(
-        "{what}: S3 was read again for {:.2} of what was read of a dead node's segments, once an epoch, 1 allowed",
+        "{what}: S3 was read again for {:.2} of what a dead node owned, once an epoch and once more, 1 allowed",
         reads.max
     );
     found.check(reads.max <= 1.0, text);

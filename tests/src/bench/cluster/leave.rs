@@ -25,14 +25,14 @@ pub fn run(world: &World, count: usize, replicas: u32, seed: u64) -> anyhow::Res
     std::thread::sleep(AFTERMATH);
     let before = nodes.counters(&world.runtime, victim).rows_served;
     std::thread::sleep(Duration::from_secs(1));
-    let after = nodes.counters(&world.runtime, victim).rows_served;
+    let afterwards = nodes.counters(&world.runtime, victim).rows_served.saturating_sub(before);
     nodes.drain(&world.runtime, victim, true)?;
     nodes.wait_until_agreed(&world.runtime)?;
     std::thread::sleep(AFTERMATH);
     let (stall, s3) = (reader.longest_wait_ms(began), world.s3_bytes(&table));
     found.value(format!("drain{suffix}_stall_ms_max"), "ms", stall);
     found.value(format!("drain{suffix}_streams_left"), "streams", reply.streams_left as f64);
-    found.value(format!("drain{suffix}_rows_served_afterwards"), "rows", (after - before) as f64);
+    found.value(format!("drain{suffix}_rows_served_afterwards"), "rows", afterwards as f64);
     found.value(format!("drain{suffix}_s3_bytes"), "bytes", s3 as f64);
     found.check(s3 == 0, format!("{what}: {s3} bytes from S3"));
     world.end(&what, reader, nodes, &mut found)?;

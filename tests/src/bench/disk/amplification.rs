@@ -1,13 +1,12 @@
 //! How often a byte leaves S3 and how often it is written to disk: a cold node, three jobs of four ranks each
 //! at once.
 
-use super::node::{counters, start};
+use super::node::{counters, io_bytes, start};
 use crate::harness::check::Findings;
 use crate::harness::reader::{Job, read};
 use crate::harness::report::Row;
 use crate::harness::s3::S3Server;
 use crate::harness::table::{MIB_ROWS, Table};
-use anyhow::Context;
 use tokio::runtime::Runtime;
 
 /// Jobs at once, and the ranks of each.
@@ -58,7 +57,9 @@ async fn cold(s3: &S3Server, table: &Table) -> anyhow::Result<Cost> {
     // Room for everything twice: all decoded segments are admitted.
     let server = start(s3, table.projected_bytes() * 2 + (64 << 20))?;
     s3.take_log();
-    let before = written_by_kernel(server.pid())?;
+    // What the process has caused to be written to a disk, now or later.
+    let written_by_kernel = || io_bytes(server.pid(), "write_bytes");
+    let before = written_by_kernel()?;
     let jobs = (0..JOBS).map(|seed| {
         let (endpoint, table) = (server.endpoint.clone(), table.clone());
         tokio::spawn(async move { read(&endpoint, &table, &Job { world: RANKS, ..Job::new(seed, 1) }).await })
@@ -67,7 +68,7 @@ async fn cold(s3: &S3Server, table: &Table) -> anyhow::Result<Cost> {
         let wrong = job?.wrong_values;
         anyhow::ensure!(wrong == 0, "{wrong} wrong values");
     }
-    let written_by_kernel = written_by_kernel(server.pid())? - before;
+    let written_by_kernel = written_by_kernel()? - before;
     let counters = counters(&server).await?;
     server.try_stop()?;
     let decoded = counters.arrow_bytes_decoded as f64;
@@ -78,11 +79,4 @@ async fn cold(s3: &S3Server, table: &Table) -> anyhow::Result<Cost> {
         written: counters.store_bytes_written as f64 / decoded,
         written_by_kernel: written_by_kernel as f64 / decoded,
     })
-}
-
-/// Bytes that a process has caused to be written to a disk, now or later.
-fn written_by_kernel(pid: u32) -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("write_bytes:"));
-    Ok(line.context("/proc/PID/io has write_bytes")?.trim().parse()?)
 }

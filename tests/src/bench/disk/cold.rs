@@ -14,6 +14,7 @@
 //! would pay. Before each way as much memory as any of them needs is taken and released ([`take_memory`]).
 //! Rows called `untaken` are without that.
 
+mod connection;
 mod stock;
 
 use crate::harness::answers::{EpochReport, EpochsReport};
@@ -55,6 +56,9 @@ const FIRST_OF_DIRECT: f64 = 1.1;
 /// to decode the bytes of two such connections than S3 needs to send them.
 const BEHIND_S3: usize = 1;
 
+/// How far the rate of one connection may be from what the slow S3 is set to: 80 to 100 MB/s of 90.
+const RATE_OFF: f64 = 1.0 / 9.0;
+
 /// Rows of a row group: 7.5 MB decoded.
 const GROUP_ROWS: usize = 8192;
 
@@ -86,10 +90,17 @@ impl ColdSettings {
 /// Runs it.
 pub fn run(runtime: &Runtime, settings: &ColdSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
-    let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
+    let slowness = Slowness::remote_s3();
+    let proxy = SlowProxy::start(&s3.endpoint, slowness.clone());
+    let rates = runtime.block_on(connection::read(&s3, &proxy.endpoint, settings.runs))?;
     let stored = upload(&s3, settings.objects)?;
     let stage = ColdStage { s3, proxy, rows: settings.rows() };
     let mut found = Findings::default();
+    let rate = Row::of("cold_connection_mb_s", "MB/s", &rates);
+    let (value, set) = (rate.value, slowness.connection_mb_s);
+    let text = format!("{} = {value:.0}, the slow S3 is set to {set} MB/s for a connection", rate.name);
+    found.check((value / set - 1.0).abs() <= RATE_OFF, text);
+    found.rows.push(rate);
     let mut memory = Vec::new();
     for connections in CONNECTIONS {
         let (mut ways, mut untaken) = (Ways::default(), Ways::default());

@@ -5,7 +5,7 @@
 //!
 //! The disk is told to hang by a library that the node loads before its own (`tests/shim/hang.c`).
 
-use super::node::status;
+use super::node::{metric, status};
 use crate::harness::background::{BackgroundReader, EpochsRead};
 use crate::harness::check::Findings;
 use crate::harness::ports::free_addresses;
@@ -83,7 +83,7 @@ impl HangingDisk {
     }
 }
 
-/// One cluster, and what its disks did to it.
+/// One cluster.
 struct HangStage {
     s3: S3Server,
     table: Table,
@@ -103,6 +103,9 @@ struct HangSeen {
     /// All threads of the node beyond the most that there were before. Other work has some of them.
     more: usize,
     s3_bytes: u64,
+    /// What may leave S3 where other nodes have copies (docs/runbook.md): segments that nodes could not get
+    /// from others in time.
+    s3_bytes_most: Option<u64>,
 }
 
 /// Runs it.
@@ -143,7 +146,13 @@ fn judge(what: &str, seen: &[HangSeen], found: &mut Findings) {
     found.rows.push(Row::of(format!("{what}_s3_bytes"), "bytes", &of(|seen| seen.s3_bytes as f64)));
     let text = format!("{what}: the longest wait when the disk hung was {worst:.2} s, {STALL_S} at most");
     found.check(worst <= STALL_S, text);
-    for &HangSeen { hung, lost, .. } in seen {
+    for &HangSeen { hung, lost, s3_bytes, s3_bytes_most, .. } in seen {
+        if let Some(most) = s3_bytes_most {
+            let text = format!(
+                "{what}: {s3_bytes} bytes from S3, {most} at most: segments that others were late with"
+            );
+            found.check(s3_bytes <= most, text);
+        }
         if hung == 0 {
             // Some call hung, for the disk was set aside.
             found.skip(format!("{what}: what threads wait for cannot be seen here"));
@@ -196,6 +205,7 @@ impl HangStage {
         let node = &self.nodes[0];
         // Threads come and go with the work: those of a whole epoch are there before.
         let before = self.most_threads_of_an_epoch(reader)?;
+        let missed = self.missed()?;
         self.s3.take_log();
         let began = Instant::now();
         self.disk.tell("hang")?;
@@ -208,6 +218,7 @@ impl HangStage {
         let during = self.most_threads_of_an_epoch(reader)?;
         let stall_s = reader.longest_wait_ms(began) / 1e3;
         let s3_bytes = self.table.data_bytes(&self.s3.take_log());
+        let missed = self.missed()? - missed;
         self.disk.heal()?;
         wait_until("the disk is used again", || Ok(node.log().matches(WORKS_AGAIN).count() > round))?;
         self.epochs(reader, 2)?;
@@ -218,10 +229,17 @@ impl HangStage {
             lost: during.asleep.saturating_sub(before.asleep),
             more: during.all.saturating_sub(before.all),
             s3_bytes,
+            s3_bytes_most: (self.nodes.len() > 1).then_some(missed * self.table.segment_bytes),
         };
         let HangSeen { hung, lost, more, .. } = seen;
         eprintln!("hang {round}: {stall_s:.2} s, {hung} calls hung, {lost} later, {more} threads more");
         Ok(seen)
+    }
+
+    /// Segments that nodes fetched from S3 although another one, which did not answer, may have had them.
+    fn missed(&self) -> anyhow::Result<u64> {
+        let missed = self.nodes.iter().map(|node| metric(node, "forebay_peer_missed_total"));
+        Ok(missed.sum::<anyhow::Result<f64>>()? as u64)
     }
 
     /// Waits for this number of further epochs.

@@ -1,7 +1,7 @@
 //! SIGKILLs of the node at random moments of filling, evicting and topping up columns, while jobs read on and
 //! check every value; and the size of the cache directory, every 10 ms.
 
-use super::folder::Watch;
+use super::folder::{Watch, files_under};
 use super::hits::stored_bytes;
 use super::node::counters;
 use crate::harness::check::Findings;
@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
+
+/// With this many kills some must fall into the writing of a file.
+const MANY: u64 = 100;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
@@ -46,13 +49,15 @@ async fn kills(settings: &KillsSettings) -> anyhow::Result<Findings> {
         jobs().into_iter().map(|job| read_until(&server.endpoint, &table, job, done.clone())).collect();
     let watch = Watch::start(vec![folder.path().join("cache")]);
     let mut dice = fastrand::Rng::with_seed(settings.seed);
-    let (mut killed, mut corrupt) = (0, 0);
+    let (mut killed, mut corrupt, mut in_mid_write) = (0, 0, 0);
     while killed < settings.kills && !readers.iter().all(JoinHandle::is_finished) {
         tokio::time::sleep(Duration::from_millis(dice.u64(20..300))).await;
         // The count is of this process alone: it has found files that a killed process left unfit to be read.
         let counters = counters(&server).await?;
         corrupt += counters.corrupt_segments;
         server.kill();
+        // Files are written there, and renamed into place.
+        in_mid_write += u64::from(!files_under(&folder.path().join("cache/v1/tmp")).is_empty());
         killed += 1;
         server = tokio::task::block_in_place(start)?;
     }
@@ -70,6 +75,7 @@ async fn kills(settings: &KillsSettings) -> anyhow::Result<Findings> {
     let over = most.saturating_sub(limit);
     let mut found = Findings::default();
     found.value("kills", "kills", killed as f64);
+    found.value("kills_in_mid_write", "kills", in_mid_write as f64);
     found.value("kills_wrong_values", "values", seen.wrong_values as f64);
     found.value("kills_rows_checked", "rows", seen.rows as f64);
     found.value("kills_corrupt_segments", "files", corrupt as f64);
@@ -81,6 +87,9 @@ async fn kills(settings: &KillsSettings) -> anyhow::Result<Findings> {
         settings.kills, settings.seed, seen.rows, seen.wrong_values
     );
     found.check(killed == settings.kills && seen.wrong_values == 0 && errors.is_empty(), text);
+    if settings.kills >= MANY {
+        found.check(in_mid_write > 0, format!("{in_mid_write} kills in the middle of writing a file"));
+    }
     let text = format!("{corrupt} segment files that a killed process had written do not verify");
     found.check(corrupt == 0, text);
     found.check(

@@ -30,8 +30,8 @@ pub fn run(
         (rows.div_ceil(GLOBAL_BATCH), rows)
     };
     let most = 40;
-    // Kills come 20 steps and a few milliseconds after a start, on average; twice as many steps leave some for
-    // the last process.
+    // Kills come 20 steps and a few milliseconds after a start, on average; twice as many steps leave some
+    // for the last process.
     let epochs = (u64::from(kills) * most).div_ceil(steps_per_epoch).max(2);
     let path = folder.path().join("killed.json");
     let mut random = fastrand::Rng::with_seed(seed);

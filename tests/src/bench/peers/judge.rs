@@ -10,6 +10,9 @@ use std::iter::zip;
 /// Processor time of a row over the best peer's, at most; of X and T.
 pub const CPU_AT_MOST: f64 = 0.2;
 
+/// The unit of rows a second over those of one peer.
+pub const OF_PEER: &str = "of that peer";
+
 /// Rows a second over the best peer's, at least.
 pub fn least_speed(shape: Shape) -> f64 {
     match shape {
@@ -29,27 +32,26 @@ pub fn least_speed_in_python(shape: Shape) -> f64 {
 }
 
 /// Adds `peers.SHAPE.vs_best` and `.cpu_vs_best`, and the same of our package of Python among the peers in
-/// Python, where there is somebody to compare with. Each round is compared by itself; the best peer is the
-/// one with the greatest median.
+/// Python, where there is somebody to compare with; and `.vs.PEER` for each of those that may be the best.
+/// Each round is compared by itself; the best peer is the one with the greatest median.
 pub fn judge(measured: &[&MeasuredPeer], shape: Shape, scale: f64, found: &mut Findings) {
     let of = |standing| measured.iter().find(|subject| subject.peer.standing == standing).copied();
-    let best = |is_rival: &dyn Fn(&Peer) -> bool| {
-        let rivals = measured.iter().filter(|subject| is_rival(&subject.peer));
-        rivals.max_by(|a, b| speed(a).total_cmp(&speed(b))).copied()
-    };
-    let rival = best(&|peer| peer.standing == Standing::Rival);
-    if let Some((ours, best)) = of(Standing::Ours).zip(rival) {
+    let rivals = those(measured, |peer| peer.standing == Standing::Rival);
+    if let Some((ours, best)) = of(Standing::Ours).zip(best(&rivals)) {
         let (faster, cheaper) = compared("peers", shape, ours, best);
         promise(found, scale, &faster, Bound::Least(least_speed(shape)), best);
         if shape != Shape::B {
             promise(found, scale, &cheaper, Bound::Most(CPU_AT_MOST), best);
         }
         found.rows.extend([faster, cheaper]);
+        found.rows.extend(rivals.iter().map(|rival| faster_than("peers", shape, ours, rival)));
     }
-    if let Some((ours, best)) = of(Standing::OursInPython).zip(best(&Peer::is_in_python)) {
+    let rivals = those(measured, Peer::is_in_python);
+    if let Some((ours, best)) = of(Standing::OursInPython).zip(best(&rivals)) {
         let (faster, cheaper) = compared("python.peers", shape, ours, best);
         promise(found, scale, &faster, Bound::Least(least_speed_in_python(shape)), best);
         found.rows.extend([faster, cheaper]);
+        found.rows.extend(rivals.iter().map(|rival| faster_than("python.peers", shape, ours, rival)));
     }
 }
 
@@ -60,18 +62,36 @@ enum Bound {
     Most(f64),
 }
 
+fn those<'a>(measured: &[&'a MeasuredPeer], is_rival: impl Fn(&Peer) -> bool) -> Vec<&'a MeasuredPeer> {
+    measured.iter().copied().filter(|subject| is_rival(&subject.peer)).collect()
+}
+
+fn best<'a>(rivals: &[&'a MeasuredPeer]) -> Option<&'a MeasuredPeer> {
+    rivals.iter().copied().max_by(|a, b| speed(a).total_cmp(&speed(b)))
+}
+
 fn speed(subject: &MeasuredPeer) -> f64 {
     Row::of("", "", &subject.rows_per_s()).value
 }
 
 /// Rows a second, and processor time of a row, over those of the best peer.
 fn compared(prefix: &str, shape: Shape, ours: &MeasuredPeer, best: &MeasuredPeer) -> (Row, Row) {
-    let row = |what: &str, ours: &[f64], best: &[f64]| {
-        let ratios: Vec<f64> = zip(ours, best).map(|(ours, best)| ours / best).collect();
-        Row::of(format!("{prefix}.{shape:?}.{what}"), "of the best peer", &ratios)
+    let row = |what: &str, ratios: &[f64]| {
+        Row::of(format!("{prefix}.{shape:?}.{what}"), "of the best peer", ratios)
     };
-    let faster = row("vs_best", &ours.rows_per_s(), &best.rows_per_s());
-    (faster, row("cpu_vs_best", &ours.cpu_s_per_m_rows(), &best.cpu_s_per_m_rows()))
+    let faster = row("vs_best", &ratios(&ours.rows_per_s(), &best.rows_per_s()));
+    (faster, row("cpu_vs_best", &ratios(&ours.cpu_s_per_m_rows(), &best.cpu_s_per_m_rows())))
+}
+
+/// Rows a second over those of one peer, whichever others there are.
+fn faster_than(prefix: &str, shape: Shape, ours: &MeasuredPeer, rival: &MeasuredPeer) -> Row {
+    let name = format!("{prefix}.{shape:?}.vs.{}", rival.peer.name);
+    Row::of(name, OF_PEER, &ratios(&ours.rows_per_s(), &rival.rows_per_s()))
+}
+
+/// Round by round.
+fn ratios(ours: &[f64], others: &[f64]) -> Vec<f64> {
+    zip(ours, others).map(|(ours, other)| ours / other).collect()
 }
 
 fn promise(found: &mut Findings, scale: f64, row: &Row, bound: Bound, best: &MeasuredPeer) {
@@ -81,4 +101,32 @@ fn promise(found: &mut Findings, scale: f64, row: &Row, bound: Bound, best: &Mea
     };
     let text = format!("{} = {:.2} of {}, {wanted} wanted", row.name, row.value, best.peer.name);
     if scale < 1.0 { found.leave_out(text) } else { found.check(kept, text) }
+}
+
+#[test]
+fn the_best_peer_is_judged_and_each_peer_has_a_row() {
+    use super::consumer::{Content, PeerEpoch, PeerEpochs};
+    use super::peer::ALL;
+
+    let measured = |name: &str, rows_per_s: f64| {
+        let content = Content { rows: 100, checksum: 0 };
+        let epoch = PeerEpoch { content, seconds: 100.0 / rows_per_s, cpu_s: 1.0, first_batch_ms: 1.0 };
+        let peer = ALL.iter().find(|peer| peer.name == name).expect(name);
+        let mut measured = MeasuredPeer::new(Shape::X, *peer);
+        measured.reads.push(PeerEpochs { cannot: None, epochs: vec![epoch; 3], peak_mb: 1.0 });
+        measured
+    };
+    let all = [("forebay.window16", 100.0), ("pyarrow_dataset", 10.0), ("s3.duckdb.sequential", 5.0)];
+    let all = all.map(|(name, rows_per_s)| measured(name, rows_per_s));
+    let mut found = Findings::default();
+    judge(&all.each_ref(), Shape::X, 1.0, &mut found);
+    let rows: Vec<_> = found.rows.iter().map(|row| (row.name.as_str(), row.value)).collect();
+    let wanted = [
+        ("peers.X.vs_best", 10.0),
+        ("peers.X.cpu_vs_best", 1.0),
+        ("peers.X.vs.pyarrow_dataset", 10.0),
+        ("peers.X.vs.s3.duckdb.sequential", 20.0),
+    ];
+    assert_eq!(rows, wanted);
+    assert_eq!(found.broken().lines().count(), 1, "ten times as fast, and as much processor time");
 }

@@ -83,6 +83,27 @@ impl MeasuredPeer {
         self.reads.iter().filter_map(|read| read.epochs.first()).map(of).collect()
     }
 
+    /// Rows a second, processor time of a million rows, and the wait for the first batch, of epoch 1.
+    fn epoch1(&self) -> [Vec<f64>; 3] {
+        [
+            self.first(|epoch| epoch.content.rows as f64 / epoch.seconds),
+            self.first(|epoch| 1e6 * epoch.cpu_s / epoch.content.rows as f64),
+            self.first(|epoch| epoch.first_batch_ms),
+        ]
+    }
+
+    fn peak_mb(&self) -> Vec<f64> {
+        self.reads.iter().map(|read| read.peak_mb).collect()
+    }
+
+    /// What it cannot do here and why, by the names in the report.
+    pub fn reasons(&self) -> impl Iterator<Item = (String, String)> {
+        let all = self.reason.clone().map(|reason| (self.name(), reason));
+        let resume =
+            self.resumes.reason().map(|reason| (format!("{}.resume_s", self.name()), reason.to_owned()));
+        all.into_iter().chain(resume)
+    }
+
     /// Its figures, or why there are none.
     pub fn add_rows(&self, found: &mut Findings) {
         if let Some(reason) = &self.reason {
@@ -98,35 +119,37 @@ impl MeasuredPeer {
             add("cpu_s_per_m_rows", "s/M rows", &self.cpu_s_per_m_rows());
             add("first_batch_ms", "ms", &self.first_batch_ms());
         }
-        add("epoch1.rows_per_s", "rows/s", &self.first(|epoch| epoch.content.rows as f64 / epoch.seconds));
-        let cpu = self.first(|epoch| 1e6 * epoch.cpu_s / epoch.content.rows as f64);
+        let [speed, cpu, first_batch] = self.epoch1();
+        add("epoch1.rows_per_s", "rows/s", &speed);
         add("epoch1.cpu_s_per_m_rows", "s/M rows", &cpu);
-        add("epoch1.first_batch_ms", "ms", &self.first(|epoch| epoch.first_batch_ms));
-        add("peak_mb", "MB", &self.reads.iter().map(|read| read.peak_mb).collect::<Vec<_>>());
+        add("epoch1.first_batch_ms", "ms", &first_batch);
+        add("peak_mb", "MB", &self.peak_mb());
         if self.peer.is_resumed() {
             self.resumes.add_row(&self.name(), found);
         }
     }
 }
 
-/// The main figures, a line for each subject.
+/// The main figures, a line for each subject, or why there are none.
 pub fn print_table(subjects: &[MeasuredPeer]) {
-    let heads = ["rows/s", "CPU s/M", "first ms", "peak MB", "epoch 1"];
-    println!("{:40}{}", "", heads.map(|head| format!("{head:>12}")).concat());
-    for subject in subjects.iter().filter(|subject| !subject.reads.is_empty()) {
-        let columns = [
-            subject.rows_per_s(),
-            subject.cpu_s_per_m_rows(),
-            subject.first_batch_ms(),
-            subject.reads.iter().map(|read| read.peak_mb).collect(),
-            subject.first(|epoch| epoch.content.rows as f64 / epoch.seconds),
-        ];
-        let cell = |values: &Vec<f64>| match Row::of("", "", values).value {
-            value if value.is_nan() => format!("{:>12}", "-"),
-            value if value < 100.0 => format!("{value:>12.1}"),
-            value => format!("{value:>12.0}"),
-        };
-        println!("{:40}{}", subject.name(), columns.each_ref().map(cell).concat());
+    let heads = ["rows/s", "CPU s/M", "first ms", "rows/s", "CPU s/M", "first ms", "peak MB"];
+    println!("{:36}{:>33}{:>33}", "", "epochs 2 and 3", "epoch 1");
+    println!("{:36}{}", "", heads.map(|head| format!("{head:>11}")).concat());
+    for subject in subjects {
+        if let Some(reason) = &subject.reason {
+            println!("{:36}  not measured: {reason}", subject.name());
+            continue;
+        }
+        let warm = [subject.rows_per_s(), subject.cpu_s_per_m_rows(), subject.first_batch_ms()];
+        let columns = warm.into_iter().chain(subject.epoch1()).chain([subject.peak_mb()]);
+        println!("{:36}{}", subject.name(), columns.map(|values| cell(&values)).collect::<String>());
     }
-    println!("{:40}(epochs 2 and 3; the last column: rows/s of epoch 1)", "");
+}
+
+fn cell(values: &[f64]) -> String {
+    match Row::of("", "", values).value {
+        value if value.is_nan() => format!("{:>11}", "-"),
+        value if value < 100.0 => format!("{value:>11.1}"),
+        value => format!("{value:>11.0}"),
+    }
 }

@@ -35,10 +35,8 @@ pub enum Standing {
 pub struct Peer {
     /// In the report: `peers.SHAPE.NAME`.
     pub name: &'static str,
-    /// The script of `tests/peers`; none: our own reader.
+    /// The script of `tests/peers`, which has an environment of the same name; none: our own reader.
     pub script: Option<&'static str>,
-    /// The environment that it runs in.
-    pub environment: &'static str,
     pub shuffle: bool,
     pub workers: u32,
     pub source: PeerSource,
@@ -53,7 +51,6 @@ pub struct Peer {
 const OURS: Peer = Peer {
     name: "",
     script: None,
-    environment: "main",
     shuffle: false,
     workers: 0,
     source: PeerSource::Local,
@@ -102,8 +99,8 @@ impl Peer {
         Self { by_rows: true, ..self }
     }
 
-    const fn converts(self, environment: &'static str) -> Self {
-        Self { converts: true, by_rows: true, environment, ..self }
+    const fn converts(self) -> Self {
+        Self { converts: true, by_rows: true, ..self }
     }
 }
 
@@ -122,10 +119,10 @@ pub const ALL: [Peer; 24] = [
     // Its shuffle is of 10,000 rows at most, no peer of windows. In order it is faster: the harder rival.
     peer("hugging_face.sequential", "hugging_face", false, Standing::Rival),
     peer("hugging_face.buffer", "hugging_face", true, Standing::Told).by_rows(),
-    peer("litdata.0.shuffled", "lit_data", true, Standing::Rival).converts("main"),
-    peer("litdata.2.shuffled", "lit_data", true, Standing::Rival).workers(2).converts("main"),
-    peer("mosaic.0.shuffled", "mosaic", true, Standing::Rival).converts("mosaic"),
-    peer("mosaic.2.shuffled", "mosaic", true, Standing::Rival).workers(2).converts("mosaic"),
+    peer("litdata.0.shuffled", "lit_data", true, Standing::Rival).converts(),
+    peer("litdata.2.shuffled", "lit_data", true, Standing::Rival).workers(2).converts(),
+    peer("mosaic.0.shuffled", "mosaic", true, Standing::Rival).converts(),
+    peer("mosaic.2.shuffled", "mosaic", true, Standing::Rival).workers(2).converts(),
     ours("s3.forebay.window16", true, Standing::Told).from(PeerSource::S3, EPOCHS),
     peer("s3.nginx_pyarrow.window16", "pyarrow_loader", true, Standing::Rival)
         .from(PeerSource::Nginx, EPOCHS),
@@ -154,4 +151,13 @@ fn names_are_literal_and_one_of_each_kind_is_compared() {
     );
     let of_one_epoch = ALL.iter().filter(|peer| peer.epochs == 1);
     assert!(of_one_epoch.into_iter().all(|peer| peer.standing == Standing::Told), "one epoch is never warm");
+}
+
+#[test]
+fn each_script_has_a_list_of_its_own_environment() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
+    for script in ALL.iter().filter_map(|peer| peer.script) {
+        let list = std::fs::read_to_string(folder.join(script).with_extension("txt")).expect(script);
+        assert!(list.lines().all(|line| line.contains("==")), "{script} has versions that are not pinned");
+    }
 }

@@ -61,6 +61,11 @@ impl Resumes {
         self.reason = Some(reason);
     }
 
+    /// Why there are none.
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
+    }
+
     /// The figure of the subject of this name, or why there is none.
     pub fn add_row(&self, name: &str, found: &mut Findings) {
         let row = Row::of(format!("{name}.resume_s"), "s", &self.seconds);

@@ -29,7 +29,7 @@ pub fn run(settings: &PeerSettings, reasons: &mut BTreeMap<String, String>) -> a
     }
     for subject in &subjects {
         subject.add_rows(&mut found);
-        reasons.extend(subject.reason.clone().map(|reason| (subject.name(), reason)));
+        reasons.extend(subject.reasons());
     }
     print_table(&subjects);
     for shape in &settings.shapes {

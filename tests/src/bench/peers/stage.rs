@@ -148,7 +148,7 @@ impl PeerStage {
         data: &Copied,
         more: serde_json::Value,
     ) -> anyhow::Result<T> {
-        let python = self.environments.join(peer.environment).join("bin/python");
+        let python = self.environments.join(script).join("bin/python");
         anyhow::ensure!(python.is_file(), "its environment is not there: tests/peers/setup.sh makes it");
         let scratch = self.folder.path().join(format!("{:?}", data.stored.shape)).join(script);
         std::fs::create_dir_all(&scratch)?;

@@ -10,5 +10,6 @@ pub struct PythonSettings {
     pub rounds: u32,
     pub scale: f64,
     pub epochs: u32,
+    pub kills: u32,
     pub repository: PathBuf,
 }

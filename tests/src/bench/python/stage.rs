@@ -4,7 +4,7 @@ use super::process::PythonProcesses;
 use super::settings::PythonSettings;
 use crate::bench::peers::Content;
 use crate::bench::stages::runtime;
-use crate::bench::warm::{MEASURED_EPOCH, SEED, Shape, Span, Stored, Subject, Transport};
+use crate::bench::warm::{ChildProcess, MEASURED_EPOCH, SEED, Shape, Span, Stored, Subject, Transport};
 use crate::harness::process::{Server, ServerOptions};
 use crate::harness::reader::planned_digest;
 use crate::harness::s3::S3Server;
@@ -14,7 +14,7 @@ use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::digest::OrderDigest;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Segments that are shuffled together.
 pub const WINDOW: u32 = 16;
@@ -99,7 +99,16 @@ impl PythonStage {
         self.processes.start(&self.job(data, what, epochs))?.report()
     }
 
-    fn job(&self, data: &PythonData, what: &str, epochs: u32) -> serde_json::Value {
+    /// Starts a process that reads on from a state, or from the beginning if that is null. It goes through
+    /// epochs without end and reports each step.
+    pub fn steps(&self, data: &PythonData, batch_rows: u64, state: &Value) -> anyhow::Result<ChildProcess> {
+        let mut job = self.job(data, "steps", 0);
+        job["batch_rows"] = batch_rows.into();
+        job["state"] = state.clone();
+        self.processes.start(&job)
+    }
+
+    fn job(&self, data: &PythonData, what: &str, epochs: u32) -> Value {
         let shape = data.stored.shape;
         json!({
             "what": what,

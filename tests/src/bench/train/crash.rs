@@ -12,6 +12,9 @@ use crate::harness::check::{Check, Findings};
 use crate::harness::mnist;
 use crate::harness::report::Row;
 
+/// One crash of this many must fall into the writing of a checkpoint.
+const IN_MID_WRITE: u32 = 4;
+
 /// Kills it `crashes` times.
 pub fn measure(crashes: u32, seed: u64) -> Result<Findings> {
     let uri = format!("file://{}", mnist::folder().join("test").canonicalize()?.display());
@@ -54,7 +57,10 @@ pub fn measure(crashes: u32, seed: u64) -> Result<Findings> {
         Row::of("checkpoint_crashes_in_mid_write", "crashes", &[f64::from(unfinished)]),
         Row::of("checkpoint_crashes_lost", "checkpoints", &[wrong.len() as f64]),
     ];
-    Ok(Findings { rows, checks: vec![Check::of(text, "", wrong.is_empty())] })
+    let least = crashes / IN_MID_WRITE;
+    let often = format!("{unfinished} of {crashes} crashes in the middle of a checkpoint, at least {least}");
+    let checks = vec![Check::of(text, "", wrong.is_empty()), Check::of(often, "", unfinished >= least)];
+    Ok(Findings { rows, checks })
 }
 
 /// Why a run did not go on from the checkpoint of step `last`; `None` if it did.

@@ -1,8 +1,10 @@
 //! A rank is killed: how long until all others have ended, and do they name the lost one?
 //!
 //! Each rank in its turn. Without a launcher rank 0 serves the TCP store, which tells the others who is lost.
+//! A checkpoint shows that the ranks have met and train; then one is killed.
 
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
@@ -15,6 +17,9 @@ use crate::harness::report::Row;
 
 /// The promise.
 const LIMIT_S: f64 = 10.0;
+
+/// The step whose checkpoint is waited for.
+const STEP: u64 = 20;
 
 /// Kills a rank `kills` times with our launcher, and as often without.
 pub fn measure(kills: u32) -> Result<Findings> {
@@ -48,18 +53,17 @@ fn names(line: &str, victim: usize) -> bool {
     line.contains(&format!("rank {victim}"))
 }
 
-fn line(uri: &str) -> Vec<String> {
-    ["--direct", "--train", uri, "--epochs", "1000", "--batch", "96"].map(str::to_owned).to_vec()
-}
-
-/// Lets ranks meet and take steps before one of them dies.
-fn settle() {
-    std::thread::sleep(Duration::from_secs(3));
+fn line(uri: &str, checkpoints: &Path) -> Vec<String> {
+    let (every, directory) = (STEP.to_string(), checkpoints.to_string_lossy().into_owned());
+    let line =
+        ["--direct", "--train", uri, "--epochs", "1000", "--batch", "96", "--checkpoint-every", &every];
+    line.into_iter().chain(["--checkpoint-dir", &directory]).map(str::to_owned).collect()
 }
 
 fn with_launcher(uri: &str, victim: usize) -> Result<(f64, String)> {
-    let run = trainer::run(line(uri))?.args(["--nproc", "3"]).try_start()?;
-    settle();
+    let folder = tempfile::tempdir()?;
+    let mut run = trainer::run(line(uri, folder.path()))?.args(["--nproc", "3"]).try_start()?;
+    trainer::wait_for_step(&mut run, folder.path(), STEP)?;
     let ranks = trainer::children(run.pid());
     ensure!(ranks.len() == 3, "three ranks were started, not {}", ranks.len());
     let mut ranks: Vec<_> = ranks.into_iter().filter_map(|pid| Some((rank_of(pid)?, pid))).collect();
@@ -72,17 +76,17 @@ fn with_launcher(uri: &str, victim: usize) -> Result<(f64, String)> {
 }
 
 fn without_launcher(uri: &str, victim: usize) -> Result<(f64, Vec<String>)> {
-    let address = free_address()?;
+    let (address, folder) = (free_address()?, tempfile::tempdir()?);
     let port = address.rsplit(':').next().unwrap_or_default().to_owned();
     let start = |rank: usize| -> Result<Running> {
         let rank = rank.to_string();
         let place = [("RANK", rank.as_str()), ("LOCAL_RANK", &rank), ("WORLD_SIZE", "3")];
-        let run = trainer::run(line(uri))?.envs(place).envs([("GLOO_SOCKET_IFNAME", "lo")]);
+        let run = trainer::run(line(uri, folder.path()))?.envs(place).envs([("GLOO_SOCKET_IFNAME", "lo")]);
         let run = run.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
         run.envs([("TORCH_CPP_LOG_LEVEL", "FATAL")]).try_start()
     };
     let mut ranks = (0..3).map(start).collect::<Result<Vec<_>>>()?;
-    settle();
+    trainer::wait_for_step(&mut ranks[0], folder.path(), STEP)?;
     let dead = ranks.remove(victim);
     trainer::kill(dead.pid())?;
     let began = Instant::now();

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 use super::trainer;
 use crate::harness::check::{Check, Findings};
@@ -45,10 +46,26 @@ pub fn measure() -> Result<Findings> {
     Ok(Findings { rows, checks: vec![Check::of(text, "", equal)] })
 }
 
-/// The order digest of a run, and the content digest of each of its epochs.
-fn digests(report: &Value) -> Result<Vec<String>> {
-    let epochs =
-        ["earlier_epochs", "epochs"].into_iter().filter_map(|list| report[list].as_array()).flatten();
-    let all = epochs.map(|epoch| &epoch["content_digest"]).chain([&report["order_digest"]]);
-    all.map(|digest| digest.as_str().map(str::to_owned).context("a digest")).collect()
+/// The order digest of a run, and the content digest of each of its epochs. An epoch that was resumed is told
+/// twice: as far as it had come before, and as the whole that it became.
+fn digests(report: &Value) -> Result<(String, BTreeMap<u64, String>)> {
+    let told = ["earlier_epochs", "epochs"].into_iter().filter_map(|list| report[list].as_array()).flatten();
+    let text = |digest: &Value| digest.as_str().map(str::to_owned).context("a digest");
+    let of = |epoch: &Value| {
+        let number = epoch["epoch"].as_u64().context("an epoch's number")?;
+        Ok((number, text(&epoch["content_digest"])?))
+    };
+    Ok((text(&report["order_digest"])?, told.map(of).collect::<Result<_>>()?))
+}
+
+#[test]
+fn of_an_epoch_that_was_resumed_the_whole_counts() {
+    let epoch = |number: u64, digest: &str| serde_json::json!({"epoch": number, "content_digest": digest});
+    let report = serde_json::json!({
+        "order_digest": "0f",
+        "earlier_epochs": [epoch(0, "aa"), epoch(1, "a part")],
+        "epochs": [epoch(1, "bb"), epoch(2, "cc")],
+    });
+    let wanted = [(0, "aa"), (1, "bb"), (2, "cc")].map(|(number, digest)| (number, digest.to_owned()));
+    assert_eq!(digests(&report).expect("digests"), ("0f".to_owned(), BTreeMap::from(wanted)));
 }

@@ -263,9 +263,11 @@ pub(crate) fn send_signal(pid: u32, signal: Signal) {
 
 /// Hides the settings of the person who runs the tests: credentials, endpoints, proxies, colours.
 pub(crate) fn scrub(command: &mut Command) {
+    // Hosts that need no proxy would be asked past the proxy of a test.
+    let proxies = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"];
     let ours = |name: &str| {
         ["FOREBAY_", "AWS_"].iter().any(|prefix| name.starts_with(prefix))
-            || ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"].iter().any(|proxy| name.eq_ignore_ascii_case(proxy))
+            || proxies.iter().any(|proxy| name.eq_ignore_ascii_case(proxy))
     };
     for (name, _) in std::env::vars_os().filter(|(name, _)| ours(&name.to_string_lossy())) {
         command.env_remove(name);

@@ -175,6 +175,17 @@ fn a_node_fills_for_others_only_blocks_that_there_are() {
             let code = failed.map(|status| format!("{:?}", status.code()));
             assert_eq!(code.as_deref(), wanted, "{what}");
         }
+        // A count of the blocks that are held reads nothing.
+        for (held_only, read) in [(false, 2), (true, 0)] {
+            let object = Some(object.clone());
+            let request = v1::FillObjectRequest { object, blocks: vec![0, 1], held_only };
+            let reports = objects.fill(request).await.expect("fill").into_inner();
+            let reports: Vec<_> = reports.try_collect().await.expect("reports");
+            let last = reports.last().expect("a report");
+            let held = (last.blocks_read, last.blocks_held, last.bytes_held);
+            assert_eq!(held, (read, 2, 100_000), "{reports:?}");
+            assert_eq!((last.dirs_full, last.evictions), (Some(0), Some(0)), "{reports:?}");
+        }
     });
     wait_for_blocks(&server, 2);
     server.stop();
@@ -238,7 +249,8 @@ fn wrong_requests_are_errors_of_one_line() {
         let pieces: Vec<_> =
             client.read(request).await.expect("read").into_inner().try_collect().await.expect("read");
         assert_eq!(pieces.iter().map(|piece| piece.data.len()).sum::<usize>(), 9);
-        let request = v1::FillObjectRequest { object: version(&|_| ()), blocks: vec![1] };
+        let request =
+            v1::FillObjectRequest { object: version(&|_| ()), blocks: vec![1], ..Default::default() };
         assert!(client.fill(request).await.is_err(), "there is no block 1");
     });
     // What was refused left nothing behind.

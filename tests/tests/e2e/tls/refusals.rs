@@ -33,8 +33,12 @@ fn nodes_with_certificates_that_are_not_good_are_not_believed() {
     let misled = TlsFiles { ca: Some(other_ca), ..good.clone() };
     refused(forebay(&misled, &server.endpoint, &["status"]), &["authority that is not known here"]);
     let elsewhere = world.issue(Leaf { hosts: &["cache-9"], ..Leaf::node("elsewhere") });
-    let second = world.node(&s3, &elsewhere).start();
+    let second = world.node(&s3, &elsewhere).args(["--advertise", "https://127.0.0.1:1"]);
+    let second = second.allow_log("--tls-cert is not for the host").start();
     refused(forebay(&good, &second.endpoint, &["status"]), &["not for 127.0.0.1: it is for cache-9"]);
+    let log = second.log();
+    let told = log.lines().find(|line| line.contains(" WARN ")).expect("a warning");
+    assert!(told.contains("host=\"127.0.0.1\"") && told.contains("certificate_for=\"cache-9\""), "{told}");
     // The other way round, as a command says it.
     let (foreign, _) = world.pki.issue(Leaf::client("foreign", VISION), Some(&other)).expect("a certificate");
     let says = ["does not know the authority", &server.endpoint];

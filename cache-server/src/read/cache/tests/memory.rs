@@ -71,6 +71,24 @@ async fn memory_that_a_footer_did_not_announce_is_counted() {
     drop(stream);
 }
 
+#[tokio::test]
+async fn what_is_freed_leaves_memory_too() {
+    let dataset = Dataset::of([larger_than_said()]).await;
+    let world = World::new(&dataset, 1 << 20, 1 << 26);
+    let stream = world.announce(&dataset, &RUN, 0, 0);
+    let (cache, memory) = (&world.cache, &world.cache.memory);
+    let id = dataset.reading.manifest.segment_id(0).unwrap();
+    let (share, room) = (memory.prefetch.try_acquire(1).unwrap(), cache.memory_tier.permit(1));
+    assert!(cache.prefetch(&dataset.reading, 0, prefetch(share, room)).await, "it is in transit");
+    let object = cache.memory_tier.origin(id).unwrap().object;
+    cache.free("file:///elsewhere");
+    assert!(cache.has(&dataset.reading, id));
+    cache.free(&object);
+    assert!(!cache.has(&dataset.reading, id));
+    assert_eq!(memory.tier.used(), 0);
+    drop(stream);
+}
+
 /// A world in which `N` prefetches of the only segment wait: of all memory that they may use `other` leaves
 /// less than one costs.
 async fn waiting_prefetches<const N: usize>(

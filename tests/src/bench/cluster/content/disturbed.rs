@@ -36,6 +36,7 @@ pub fn kills(
             let victim = random.usize(..nodes.count());
             wait_until_serving(runtime, nodes, victim)?;
             nodes.kill(victim)?;
+            eprintln!("kill of node {victim}");
             std::thread::sleep(AWAY);
             nodes.up(victim)?;
             nodes.wait_until_agreed(runtime)?;

@@ -19,6 +19,7 @@ pub fn read(stage: &ContentStage) -> anyhow::Result<ContentRead> {
     let nodes = stage.world.nodes(3, 1)?;
     let seen = stage.world.runtime.block_on(parts(stage, &nodes.endpoints()))?;
     nodes.end()?;
+    anyhow::ensure!(seen.len() as u64 == EPOCHS, "{} of {EPOCHS} epochs were read", seen.len());
     let digests = seen.into_iter().map(|(epoch, digest)| (epoch, digest.to_string())).collect();
     Ok(ContentRead { name: "resume", way: "3 nodes, resumed by 2, then 1, then 3 ranks".into(), digests })
 }
