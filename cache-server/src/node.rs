@@ -204,7 +204,7 @@ async fn guard(settings: &Settings, name: &str, allow: Arc<Allowed>) -> Result<A
 
 /// What this node shows the others of its cluster: it must be there now, and may change later.
 async fn peer_token(settings: &Settings) -> Result<Option<Arc<TokenFile>>> {
-    let (auth, is_cluster) = (&settings.auth, !settings.cluster.etcd.is_empty() || settings.nodes.len() > 1);
+    let (auth, is_cluster) = (&settings.auth, settings.is_cluster());
     let Some(path) = auth.peer_token_file.clone() else {
         if auth.policy.is_some() && is_cluster && !settings.tls.is_on() {
             tracing::warn!(

@@ -223,8 +223,12 @@ impl Settings {
     /// The host by which others are told of the node at `url`; `None` for a node alone without --advertise,
     /// which people call as they please.
     pub fn told_host<'a>(&self, url: &'a str) -> Option<&'a str> {
-        let is_cluster = !self.cluster.etcd.is_empty() || self.nodes.len() > 1;
-        (is_cluster || self.cluster.advertise.is_some()).then(|| cluster::host_of(url))
+        (self.is_cluster() || self.cluster.advertise.is_some()).then(|| cluster::host_of(url))
+    }
+
+    /// Whether there are other nodes, or may be.
+    pub fn is_cluster(&self) -> bool {
+        !self.cluster.etcd.is_empty() || self.nodes.len() > 1
     }
 
     /// The name of the node at `url`: what the list of a fixed cluster says, or --node, or its host and port.

@@ -141,13 +141,12 @@ pub fn find<'a>(topology: &'a v1::Topology, wanted: &str) -> Result<&'a v1::Node
 mod tests {
     use super::*;
 
+    fn node(name: &str, address: &str) -> v1::Node {
+        v1::Node { name: name.into(), address: address.into(), ..Default::default() }
+    }
+
     #[test]
     fn nodes_by_name_or_url() {
-        let node = |name: &str, address: &str| v1::Node {
-            name: name.into(),
-            address: address.into(),
-            ..Default::default()
-        };
         // Some have names by default: hosts and ports, whatever is spoken there.
         let nodes = vec![node("a:7", "https://a:7"), node("b", "http://b:7")];
         let leaving = vec![node("c:7", "https://c:7"), node("d", "https://d:7")];
@@ -170,11 +169,6 @@ mod tests {
 
     #[test]
     fn a_name_goes_before_an_address() {
-        let node = |name: &str, address: &str| v1::Node {
-            name: name.into(),
-            address: address.into(),
-            ..Default::default()
-        };
         let nodes = vec![node("x", "http://y:7"), node("y:7", "http://z:7")];
         let topology = v1::Topology { nodes, ..Default::default() };
         assert_eq!(find(&topology, "y:7").unwrap().address, "http://z:7");

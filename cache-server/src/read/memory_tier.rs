@@ -71,16 +71,20 @@ impl MemoryTier {
 
     /// Drops the segments that every stream has passed. Frees memory by megabytes: not for an async thread.
     pub fn sweep(&self) {
-        let over: Vec<_> = {
-            let mut entries = self.entries.lock();
-            entries.extract_if(|_, entry| self.plans.is_over(&entry.span)).collect()
-        };
-        over.iter().for_each(|(id, _)| self.plans.left_memory(*id));
+        self.drop_those(|entry| self.plans.is_over(&entry.span));
     }
 
     /// Drops the segments that are meant, by what they are of. Frees memory likewise.
     pub fn forget(&self, is_meant: impl Fn(&Origin) -> bool) {
-        let gone: Vec<_> = self.entries.lock().extract_if(|_, entry| is_meant(&entry.origin)).collect();
-        gone.iter().for_each(|(id, _)| self.plans.left_memory(*id));
+        self.drop_those(|entry| is_meant(&entry.origin));
+    }
+
+    fn drop_those(&self, is_dropped: impl Fn(&TierEntry) -> bool) {
+        // Memory is freed without the lock.
+        let dropped: Vec<_> = {
+            let mut entries = self.entries.lock();
+            entries.extract_if(|_, entry| is_dropped(entry)).collect()
+        };
+        dropped.iter().for_each(|(id, _)| self.plans.left_memory(*id));
     }
 }

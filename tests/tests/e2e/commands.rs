@@ -5,8 +5,6 @@ use forebay_tests::harness::s3::{REGION, S3Server};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-use crate::node::get;
-
 /// `forebay ARGUMENTS` through a cache node, without any credentials.
 pub fn cached(server: &Server, arguments: &[&str]) -> Run {
     Run::new("forebay").args(arguments).args(["--endpoint", &server.endpoint])
@@ -59,9 +57,7 @@ pub fn counter(server: &Server, name: &str) -> u64 {
 
 /// A figure of the node's metrics.
 pub fn metric(server: &Server, name: &str) -> u64 {
-    let text = get(server.metrics.as_ref().expect("an address of metrics"), "/metrics");
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("forebay_{name} ")));
-    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
+    server.metric(&format!("forebay_{name}")).expect("a figure") as u64
 }
 
 /// Segments that nodes had to fetch from the object store although another one, which did not answer in time,

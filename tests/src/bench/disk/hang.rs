@@ -5,7 +5,7 @@
 //!
 //! The disk is told to hang by a library that the node loads before its own (`tests/shim/hang.c`).
 
-use super::node::{metric, status};
+use super::node::status;
 use crate::harness::background::{BackgroundReader, EpochsRead};
 use crate::harness::check::Findings;
 use crate::harness::ports::free_addresses;
@@ -238,7 +238,7 @@ impl HangStage {
 
     /// Segments that nodes fetched from S3 although another one, which did not answer, may have had them.
     fn missed(&self) -> anyhow::Result<u64> {
-        let missed = self.nodes.iter().map(|node| metric(node, "forebay_peer_missed_total"));
+        let missed = self.nodes.iter().map(|node| node.metric("forebay_peer_missed_total"));
         Ok(missed.sum::<anyhow::Result<f64>>()? as u64)
     }
 

@@ -5,8 +5,6 @@ use crate::harness::s3::S3Server;
 use anyhow::Context;
 use forebay_client::Access;
 use forebay_proto::v1::{Counters, StatusReply};
-use std::io::{Read, Write};
-use std::net::TcpStream;
 
 /// Starts a node whose cache holds `cache_bytes`.
 pub fn start(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
@@ -24,17 +22,6 @@ pub async fn status(server: &Server) -> anyhow::Result<StatusReply> {
 /// The counters of a node since its start.
 pub async fn counters(server: &Server) -> anyhow::Result<Counters> {
     status(server).await?.counters.context("a node has counters")
-}
-
-/// A figure of a node's metrics.
-pub fn metric(server: &Server, name: &str) -> anyhow::Result<f64> {
-    let address = server.metrics.as_deref().context("a node has metrics")?.trim_start_matches("http://");
-    let mut stream = TcpStream::connect(address)?;
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    Ok(value.with_context(|| format!("the node has no metric {name}"))?.trim().parse()?)
 }
 
 /// What the kernel counts of a process in `/proc/PID/io`.

@@ -5,7 +5,7 @@
 //! the node. Its rows come by TCP: on the same host it would read the files itself.
 
 use super::folder::segment_files;
-use super::node::{io_bytes, metric};
+use super::node::io_bytes;
 use crate::harness::check::Findings;
 use crate::harness::process::{Run, Server, ServerOptions, binary};
 use crate::harness::report::Row;
@@ -53,15 +53,15 @@ pub fn run(settings: &TickerSettings) -> anyhow::Result<Findings> {
         drop_pages(&folder.path().join("cache"))?;
         let server = node(&s3, folder.path())?;
         std::thread::sleep(WINDOW);
-        idle.push(metric(&server, GAUGE)?);
+        idle.push(server.metric(GAUGE)?);
         let before = io_bytes(server.pid(), "read_bytes")?;
         epoch(&server, &table)?;
-        cold.push(metric(&server, GAUGE)?);
+        cold.push(server.metric(GAUGE)?);
         let read = io_bytes(server.pid(), "read_bytes")? - before;
         from_disk.push(read as f64 / table.projected_bytes() as f64);
         std::thread::sleep(WINDOW);
         epoch(&server, &table)?;
-        warm.push(metric(&server, GAUGE)?);
+        warm.push(server.metric(GAUGE)?);
         server.try_stop()?;
     }
     let idle = Row::of("ticker_stall_idle_ms", "ms", &idle);

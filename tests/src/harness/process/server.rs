@@ -5,7 +5,8 @@ use crate::harness::s3::{REGION, S3Server};
 use anyhow::Context;
 use rustix::process::Signal;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -183,6 +184,17 @@ pub struct Server {
 }
 
 impl Server {
+    /// A figure of its metrics, which it tells without TLS.
+    pub fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let address = self.metrics.as_deref().context("a node has metrics")?.trim_start_matches("http://");
+        let mut stream = TcpStream::connect(address)?;
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.with_context(|| format!("the node has no metric {name}"))?.trim().parse()?)
+    }
+
     /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
