@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-clients test-readers check attack bench-cold bench-content bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutants mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean bench-tls
+.PHONY: help setup build demo demo-debug test test-clients test-readers check attack bench-cold bench-content bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutants mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean bench-tls
 
 # Wherever cargo is set to build elsewhere: the scripts look for what was built here.
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -32,6 +32,10 @@ demo: setup ## MNIST from S3 through the cache into a training run of two ranks 
 	cargo build --release --workspace --no-default-features $(DEMO)
 	target/release/forebay-demo $(DEMO_ARGS)
 
+demo-debug: setup ## The demo with the programs that the tests run, which are slower and need no second build
+	cargo build $(TESTED)
+	target/debug/forebay-demo $(DEMO_ARGS)
+
 test: ## Build and run all tests, those of the Python package last
 	@scripts/setup.sh tests
 	cargo build $(TESTED)
@@ -51,6 +55,7 @@ check: ## Formatting, lints, and the rules in tests/tests/tidy with their figure
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path trainer/c10d-nccl/Cargo.toml
 	cargo clippy --workspace --all-targets --features forebay-tests/gpu -- -D warnings
+	cargo clippy --workspace --no-default-features $(DEMO) -- -D warnings
 	cargo test -q --workspace --test tidy -- --nocapture
 
 attack: build ## Attack a node as strangers would (silence, floods, bombs) beside a good reader: target/bench/attack.json

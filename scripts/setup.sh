@@ -20,7 +20,7 @@ torch=2.11.0 # What tch =0.24.0 is made for. Other versions do not compile, or d
 torch_wheels=("torch==$torch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 # From pyelftools on: for torch, imported from .torch/.
 # deltalake (52 MB) writes the Delta tables that tests read.
-test_wheels=(pyarrow==26.0.1 deltalake==1.6.6 arro3-core==0.9.1 deprecated==1.3.1 xxhash==4.1.0 pytest==9.2.0 mypy==2.4.1 pyelftools==0.33 typing_extensions==4.16.0 sympy==1.14.0)
+test_wheels=(pyarrow==26.0.1 deltalake==1.6.6 arro3-core==0.9.1 deprecated==1.3.1 xxhash==4.1.0 pytest==9.2.0 pytest-xdist==3.8.0 execnet==2.1.2 mypy==2.4.1 pyelftools==0.33 typing_extensions==4.16.0 sympy==1.14.0)
 # Frameworks that the Python package is tested with (30 MB), and what they import; torch comes from .torch/.
 framework_wheels=(torchdata==0.11.0 lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 accelerate==1.15.0
     transformers==5.23.0 huggingface-hub==2.4.0 tokenizers==0.23.3 safetensors==0.8.0 regex==2026.11.15 psutil==7.2.2

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests the Python package against servers of this workspace, with the extension as cargo builds it. Arguments go to
-# pytest. scripts/setup.sh tests installs what this needs.
+# pytest; without any, all tests run in two processes, each with nodes and folders of its own. scripts/setup.sh tests
+# installs what this needs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,8 +12,11 @@ ln -sfn "$target/lib_forebay.so" python/forebay/_forebay.so
 
 # torch as setup.sh unpacked it for the trainer, with stand-ins for the CUDA libraries that were left out.
 export PYTHONPATH=$PWD/python:$PWD/.torch LD_LIBRARY_PATH=$PWD/.venv/torch-stand-ins
-export FOREBAY_BIN=$target PYTHONDONTWRITEBYTECODE=1
-unset FOREBAY_ENDPOINT
+# Bytecode is kept, but not beside the sources: to compile torch takes longer than to import it, and a hundred processes do.
+export FOREBAY_BIN=$target PYTHONPYCACHEPREFIX=$target/pycache
+unset FOREBAY_ENDPOINT PYTHONDONTWRITEBYTECODE
+
+[ $# -gt 0 ] || set -- -n 2 --dist worksteal
 
 cd python
 python=../.venv/bin/python

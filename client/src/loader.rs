@@ -19,6 +19,7 @@ mod byte_column;
 mod decoder;
 mod driver;
 mod epoch_plan;
+mod packed_rows;
 mod position;
 mod reorder;
 mod run_plan;

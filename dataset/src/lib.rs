@@ -42,7 +42,7 @@ pub mod view;
 
 pub use freeze::Frozen;
 pub use object_reader::{ListPage, ObjectReader};
-pub use packed::{Form, PackedSchema};
+pub use packed::{Form, PackedSchema, RowLayout, SplitRows};
 pub use parquet::{Cost, SegmentReader, SegmentRun};
 pub use priority::{PrioritySemaphore, SemaphorePermit};
 pub use ready::{MemoryGuard, ReadySegment};

@@ -19,8 +19,10 @@ mod transpose;
 
 pub(crate) use copy::RowSource;
 pub use form::{Form, PackedSchema};
-pub(crate) use layout::{PackedColumn, RowLayout, value_buffer};
+pub use layout::RowLayout;
+pub(crate) use layout::{PackedColumn, value_buffer};
 pub(crate) use place::{ColumnPlace, RowBlock};
+pub use split::SplitRows;
 
 #[cfg(test)]
 mod tests;

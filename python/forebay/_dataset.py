@@ -110,7 +110,7 @@ def dataset(
             direct_memory_bytes=direct_memory_bytes,
         ),
     }
-    return Dataset("" if isinstance(uri, Mapping) else _named(uri), options)
+    return _told(Dataset("" if isinstance(uri, Mapping) else _named(uri), options))
 
 
 def opened(dataset: Dataset | DatasetName, columns: Sequence[str] | None) -> Dataset:
@@ -171,8 +171,6 @@ class Dataset:
     def __init__(self, uri: str, options: dict[str, Any]) -> None:
         self._asked = (uri, options)
         self._core = _forebay.open(uri, **options)
-        for note in self.notes:
-            _log.warning("%s", note)
 
     @property
     def uri(self) -> str:
@@ -224,7 +222,8 @@ class Dataset:
     def select(self, columns: Sequence[str]) -> Dataset:
         """The same rows with only these columns, in this order."""
         uri, options = self._asked
-        return self._same_version(Dataset(uri, {**options, "columns": _names(columns)}))
+        chosen = Dataset(uri, {**options, "columns": _names(columns)})
+        return self._same_version(_told(chosen, but=self.notes))
 
     def scan(self, limit: int | None = None) -> RecordBatchReader:
         """The first `limit` rows, or all, in file order, as a stream of Arrow record batches."""
@@ -312,7 +311,15 @@ class Dataset:
 
 def _reopen(uri: str, options: dict[str, Any], version: str, package: str | None = None) -> Dataset:
     check_pickled(f"the dataset {uri or '(a mix)'}", package, "open it there by forebay.dataset()")
-    return _of_version(Dataset(uri, options), version)
+    return _of_version(_told(Dataset(uri, options)), version)
+
+
+def _told(dataset: Dataset, but: Sequence[str] = ()) -> Dataset:
+    """The dataset, its notes in the log, but for those that are there already."""
+    for note in dataset.notes:
+        if note not in but:
+            _log.warning("%s", note)
+    return dataset
 
 
 def _of_version(dataset: Dataset, version: str) -> Dataset:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -15,6 +14,7 @@ from torch.utils.dlpack import from_dlpack
 from forebay._errors import InvalidError
 from forebay._forebay import Column, ImageDecoder, ImageForm, Schema
 from forebay._numbers import whole
+from forebay._ranks import ranks_sharing_processors
 
 _BYTE = 255.0
 
@@ -68,6 +68,7 @@ class ImageColumns:
         if threads is not None:
             whole("decode_threads", threads, least=1, bits=16)
         self._threads = threads
+        self._ranks = 1 if threads is not None else ranks_sharing_processors()
         # Started by whichever thread has the first images.
         self._lock = threading.Lock()
         self._decoder: ImageDecoder | None = None
@@ -79,8 +80,7 @@ class ImageColumns:
     def _started(self) -> ImageDecoder:
         with self._lock:
             if self._decoder is None:
-                # A rank's share of its machine.
-                self._decoder = ImageDecoder(self._threads, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+                self._decoder = ImageDecoder(self._threads, self._ranks)
             return self._decoder
 
     def close(self) -> None:

@@ -14,6 +14,19 @@ _LAUNCHERS = (
     ("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
 )
 
+# Of each launcher, where it says how many of its ranks run on this machine; Slurm says it of all machines, as in "4(x2),3".
+_SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
+_LOCAL = {
+    "torchrun": "LOCAL_WORLD_SIZE",
+    "Horovod": "HOROVOD_LOCAL_SIZE",
+    "Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI": "MPI_LOCALNRANKS",
+    "Slurm": _SLURM_TASKS,
+}
+
+# Those that may bind each rank to processors of its own, which it shares with no other rank then.
+_BINDING = ("Open MPI", "MPI", "Slurm")
+
 # One of these may run within another, whose variables its processes inherit, all with the same rank: `mpirun` within a Slurm
 # step, or `srun` beneath `mpirun`. The one of more processes is the inner one. Slurm's are those of a step: a batch script
 # itself has SLURM_NTASKS too, and is one process.
@@ -57,12 +70,46 @@ def rank_and_world(
     running = _running()
     if running is not None:
         return Rank(*running, "torch.distributed")
+    launched = _launched(environment)
+    return Rank(0, 1, "no launcher: one process") if launched is None else launched[1]
+
+
+def ranks_sharing_processors(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks share the processors that this process may use: this machine's, as the launcher says that says which
+    rank this process is. 1 if none says it, or if the launcher has given each rank processors of its own."""
+    launched = _launched(environment)
+    launcher = "torchrun" if launched is None else launched[0]
+    name = _LOCAL[launcher]
+    said = environment.get(name)
+    if not said:
+        return 1
+    try:
+        ranks = _slurm_tasks(said, environment) if name == _SLURM_TASKS else int(said)
+    except ValueError:
+        raise InvalidError(f"{name}={said!r} is no number of ranks: correct it, or pass decode_threads=") from None
+    is_bound = launcher in _BINDING and len(os.sched_getaffinity(0)) * ranks <= (os.cpu_count() or 1)
+    return 1 if is_bound else max(ranks, 1)
+
+
+def _slurm_tasks(said: str, environment: Mapping[str, str]) -> int:
+    """This machine's of the tasks that a step has on each of its machines."""
+    tasks: list[int] = []
+    for part in said.split(","):
+        count, _, machines = part.rstrip(")").partition("(x")
+        tasks += [int(count)] * int(machines or 1)
+    machine = int(environment.get("SLURM_NODEID", 0))
+    # One that the step does not have: where that is so, other ranks may be on any of them.
+    return tasks[machine] if 0 <= machine < len(tasks) else max(tasks)
+
+
+def _launched(environment: Mapping[str, str]) -> tuple[str, Rank] | None:
+    """The innermost launcher, and the rank that it says."""
     for names in _LAUNCHERS:
         found = _of_launcher(names, environment)
         if found is not None:
-            return found
-    nested = [found for names in _NESTED if (found := _of_launcher(names, environment)) is not None]
-    return max(nested, key=lambda found: found.world, default=Rank(0, 1, "no launcher: one process"))
+            return names[0], found
+    nested = [(names[0], found) for names in _NESTED if (found := _of_launcher(names, environment)) is not None]
+    return max(nested, key=lambda launched: launched[1].world, default=None)
 
 
 def _of_launcher(names: tuple[str, str, str], environment: Mapping[str, str]) -> Rank | None:

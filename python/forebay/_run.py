@@ -138,8 +138,7 @@ class Run:
             # The epoch was left early.
             self._stop()
             self._place(self._settings.at_epoch(self._epoch + 1))
-        if self._epochs is not None and self._epoch >= self._epochs:
-            raise InvalidError(f"all {self._epochs} epochs of this run are over: pass a larger epochs=, or set_epoch()")
+        check_epoch(self._epoch, self._epochs)
         self._turn += 1
         return self._turn
 
@@ -262,6 +261,12 @@ class Run:
             ("ending", self.ending),
         ]
         return table(f"{type(self).__module__}.{type(self).__name__}", rows)
+
+
+def check_epoch(epoch: int, epochs: int | None) -> None:
+    """`InvalidError` if the run ends before this epoch."""
+    if epochs is not None and epoch >= epochs:
+        raise InvalidError(f"all {epochs} epochs of this run are over: pass a larger epochs=, or set_epoch()")
 
 
 def _shuffle(shuffle: int | str | None) -> str:

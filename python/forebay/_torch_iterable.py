@@ -10,7 +10,7 @@ import torch.utils.data
 
 from forebay._dataset import Dataset, DatasetName
 from forebay._errors import CorruptError, InvalidError
-from forebay._run import State
+from forebay._run import State, check_epoch
 from forebay._sharding import refuse_sharding
 from forebay._torch_loader import Batch, Loader, LoaderOptions
 
@@ -42,7 +42,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
 
     In the process itself each iteration is the next epoch, as with a loader. Worker processes get a copy of this: call
     `set_epoch` before each iteration over the DataLoader, or they refuse to repeat an epoch. With
-    ``persistent_workers=True`` the copies go on by themselves.
+    ``persistent_workers=True`` the copies go on by themselves. An iteration after the last of `epochs` is an error, with
+    workers as without.
     """
 
     def __init__(self, dataset: Dataset | DatasetName, **options: Unpack[LoaderOptions]) -> None:
@@ -161,6 +162,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     def _share(self, worker: int, workers: int) -> Iterator[Batch]:
         """Every n-th step from where the iteration began, without those that were given already."""
         began, given = self._began, self._batches
+        # Once a batch is asked for: a worker that goes on by itself dies of what `iter` raises, and does not tell why.
+        check_epoch(began["epoch"], self._options.get("epochs"))
         with self._one(began) as plain:
             batch, left, done = plain.global_batch, plain.steps_left, began["samples_done"]
             samples = self._data._core.epoch_samples

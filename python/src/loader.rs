@@ -19,7 +19,11 @@ use std::time::Duration;
 
 /// What a loader reads and how.
 #[pyclass(frozen, module = "forebay._forebay")]
-pub(crate) struct Settings(LoaderSettings);
+pub(crate) struct Settings {
+    from_here: LoaderSettings,
+    /// One past the run's last epoch, wherever it begins: a run that was placed beyond it may come back.
+    end: Option<u64>,
+}
 
 #[pymethods]
 impl Settings {
@@ -40,7 +44,7 @@ impl Settings {
     ) -> PyResult<Self> {
         let invalid = |e: String| errors::raise(py, Error::invalid(e));
         let patience = Duration::try_from_secs_f64(patience_s);
-        Ok(Self(LoaderSettings {
+        let settings = LoaderSettings {
             seed,
             shuffle: shuffle.parse().map_err(|e| invalid(format!("shuffle: {e}")))?,
             ending: ending.parse().map_err(|e| invalid(format!("ending: {e}")))?,
@@ -51,36 +55,38 @@ impl Settings {
             prefetch_bytes,
             patience: patience.map_err(|e| invalid(format!("patience_s={patience_s}: {e}")))?,
             ..LoaderSettings::default()
-        }))
+        };
+        Ok(Self { from_here: settings, end: epochs })
     }
 
     #[getter]
     fn seed(&self) -> u64 {
-        self.0.seed
+        self.from_here.seed
     }
 
     #[getter]
     fn shuffle(&self) -> String {
-        self.0.shuffle.to_string()
+        self.from_here.shuffle.to_string()
     }
 
     /// The same, beginning with another epoch. The last epoch stays the last.
     fn at_epoch(&self, epoch: u64) -> Self {
-        let epochs = self.0.epochs.map(|epochs| (self.0.first_epoch + epochs).saturating_sub(epoch));
-        Self(LoaderSettings { first_epoch: epoch, epochs, resume: None, ..self.0.clone() })
+        let epochs = self.end.map(|end| end.saturating_sub(epoch));
+        let settings = LoaderSettings { first_epoch: epoch, epochs, resume: None, ..self.from_here.clone() };
+        Self { from_here: settings, end: self.end }
     }
 
     /// The same, going on from a state, with the state's seed and shuffle.
     fn resumed(&self, py: Python<'_>, state: &[u8]) -> PyResult<Self> {
-        let mut settings = self.0.clone();
+        let mut settings = self.from_here.clone();
         settings.load_state_dict(state).map_err(|e| errors::raise(py, e))?;
-        Ok(Self(settings))
+        Ok(Self { from_here: settings, end: self.end })
     }
 
     /// Where a run begins: epoch, samples of it that are done, steps of it that are left, steps of other
     /// epochs.
     fn start(&self, py: Python<'_>, dataset: &Dataset) -> PyResult<(u64, u64, u64, u64)> {
-        let start = dataset.get().and_then(|dataset| RunStart::of(dataset, &self.0));
+        let start = dataset.get().and_then(|dataset| RunStart::of(dataset, &self.from_here));
         let RunStart { epoch, samples_done, steps_left, steps } = start.map_err(|e| errors::raise(py, e))?;
         Ok((epoch, samples_done, steps_left, steps))
     }
@@ -94,13 +100,13 @@ impl Settings {
         samples_done: u64,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let manifest = dataset.get().map_err(|e| errors::raise(py, e))?.manifest.digest();
-        let key = PlanKey { manifest, seed: self.0.seed, epoch, shuffle: self.0.shuffle };
+        let key = PlanKey { manifest, seed: self.from_here.seed, epoch, shuffle: self.from_here.shuffle };
         Ok(PyBytes::new(py, &LoaderState { key, samples_done, tokens_done: None }.to_bytes()))
     }
 
     /// What the steps of the first epoch would hold.
     fn plan(&self, py: Python<'_>, dataset: &Dataset) -> PyResult<Plan> {
-        let plan = dataset.get().and_then(|dataset| EpochPlan::new(dataset, &self.0));
+        let plan = dataset.get().and_then(|dataset| EpochPlan::new(dataset, &self.from_here));
         plan.map(Plan).map_err(|e| errors::raise(py, e))
     }
 
@@ -111,7 +117,7 @@ impl Settings {
         let start = || -> Result<(ColumnOrder, Loader)> {
             let _entered = runtime()?.enter();
             let (dataset, registrar) = (dataset.get()?, cuda.and_then(cuda::registrar));
-            let loader = Loader::start_registered(dataset, self.0.clone(), registrar)?;
+            let loader = Loader::start_registered(dataset, self.from_here.clone(), registrar)?;
             Ok((ColumnOrder::of(dataset)?, loader))
         };
         let (order, loader) = start().map_err(|e| errors::raise(py, e))?;

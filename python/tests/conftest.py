@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,7 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from pictures import damaged, photos, poster
 
+# pytest finds the hooks by their names here.
+from skips import pytest_make_collect_report, pytest_runtest_makereport
+
 import forebay
+
+# Imported once, by the process that worker processes are forked from. Where they are missing, so they are in the workers.
+multiprocessing.set_forkserver_preload(["forebay.torch", "torchdata.stateful_dataloader"])
+
 
 def needs(module: str) -> Any:
     """This module. Where Python is not 3.11, for which setup.sh unpacks torch, its tests are skipped; CI has that."""

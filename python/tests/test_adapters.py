@@ -36,6 +36,17 @@ def expected(cluster: Cluster, epoch: int, **settings: Any) -> list[Any]:
     return [numbers(batch) for batch in loader]
 
 
+def refuses(loader: Any, error: type[Exception], told: str) -> None:
+    """Its iteration raises, and its workers are ended here. What has raised lies in a cycle: the collector would end the
+    queues first, and torch would then wait five seconds for each worker, that nobody can tell to go."""
+    batches: Any = None
+    with pytest.raises(error, match=told):
+        batches = iter(loader)
+        list(batches)
+    if hasattr(batches, "_shutdown_workers"):
+        batches._shutdown_workers()
+
+
 def iterable(cluster: Cluster, **settings: Any) -> forebay.torch.IterableDataset:
     return forebay.torch.IterableDataset(cluster.dataset(), **{**SETTINGS, **settings})
 
@@ -63,14 +74,26 @@ def test_workers_share_the_steps_exactly(cluster: Cluster, workers: int, world: 
 def test_workers_refuse_to_repeat_an_epoch(cluster: Cluster) -> None:
     loader = DataLoader(iterable(cluster, batch_size=100), num_workers=2, **SPAWNED)
     assert [numbers(batch) for batch in loader] == expected(cluster, 0, batch_size=100)
-    with pytest.raises(forebay.InvalidError, match="call set_epoch"):
-        list(loader)
+    refuses(loader, forebay.InvalidError, "call set_epoch")
 
 
 def test_persistent_workers_go_on(cluster: Cluster) -> None:
     loader = DataLoader(iterable(cluster, batch_size=50), num_workers=2, persistent_workers=True, **SPAWNED)
     for epoch in range(2):
         assert [numbers(batch) for batch in loader] == expected(cluster, epoch, batch_size=50)
+
+
+def test_the_last_epoch_is_the_last_with_workers_too(cluster: Cluster) -> None:
+    """Workers that go on by themselves, and some that are told to read an epoch too many."""
+    data = iterable(cluster, batch_size=100, epochs=2)
+    persistent = DataLoader(data, num_workers=2, persistent_workers=True, **SPAWNED)
+    for epoch in range(2):
+        assert [numbers(batch) for batch in persistent] == expected(cluster, epoch, batch_size=100)
+    told = DataLoader(data, num_workers=1, **SPAWNED)
+    data.set_epoch(2)
+    here = DataLoader(data, batch_size=None)
+    for loader in [persistent, told, here]:
+        refuses(loader, forebay.InvalidError, "all 2 epochs of this run are over")
 
 
 def test_persistent_workers_that_had_nothing_left_to_read_go_on(cluster: Cluster) -> None:
@@ -106,8 +129,7 @@ def test_workers_refuse_to_repeat_the_rest_of_an_epoch(cluster: Cluster) -> None
     data.load_state_dict({"began": plain.state_dict(), "batches": 0, "workers": 1})
     loader = DataLoader(data, num_workers=2, **SPAWNED)
     assert [numbers(batch) for batch in loader] == expected(cluster, 0, batch_size=100)[1:]
-    with pytest.raises(forebay.InvalidError, match="call set_epoch"):
-        list(loader)
+    refuses(loader, forebay.InvalidError, "call set_epoch")
     data.set_epoch(1)
     assert [numbers(batch) for batch in loader] == expected(cluster, 1, batch_size=100)
 
@@ -116,8 +138,7 @@ def test_forked_workers_are_refused_with_advice(cluster: Cluster) -> None:
     for data in [iterable(cluster, batch_size=50), forebay.torch.MapDataset(cluster.dataset(columns=["id"]))]:
         batch: dict[str, Any] = {"batch_size": None} if isinstance(data, forebay.torch.IterableDataset) else {}
         loader: Any = DataLoader(data, num_workers=1, multiprocessing_context="fork", **batch)
-        with pytest.raises(forebay.ClosedError, match="forkserver"):
-            next(iter(loader))
+        refuses(loader, forebay.ClosedError, "forkserver")
 
 
 def stateful(cluster: Cluster, workers: int, **settings: Any) -> tuple[Any, Any]:

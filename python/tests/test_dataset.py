@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROWS, Cluster
+from conftest import ROWS, Cluster, needs
 
 import forebay
 from forebay._dataset import _split
@@ -73,7 +73,7 @@ def test_a_scan_is_read_once(cluster: Cluster) -> None:
 
 
 def test_rows_are_named_by_whole_numbers(cluster: Cluster) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = needs("numpy")
     ds = cluster.dataset(columns=["id"])
     for number in [numpy.int64(7), numpy.array(7), numpy.array([7])]:
         assert ds.take(number)["id"].to_pylist() == [7]
@@ -92,7 +92,7 @@ def test_a_path_is_one_of_this_machine(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_keywords_for_the_store_may_be_of_any_make(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = needs("numpy")
     monkeypatch.chdir(tmp_path)
     given = source_settings("dataset", {"s3_ca": Path("ca.pem"), "s3_max_requests": numpy.int64(8)})
     assert json.loads(given) == {"s3_ca": str(tmp_path / "ca.pem"), "s3_max_requests": 8}
@@ -103,7 +103,7 @@ def test_keywords_for_the_store_may_be_of_any_make(cluster: Cluster, tmp_path: P
 
 
 def test_a_split_by_numpy_s_numbers_is_one_of_rows(cluster: Cluster, table: pa.Table) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = needs("numpy")
     pairs = [(0, 1), (numpy.int64(0), numpy.int64(1)), (0, numpy.uint8(1))]
     assert [cluster.dataset(split=pair).num_rows for pair in pairs] == [1, 1, 1]
     assert cluster.dataset(split=(numpy.float64(0), numpy.float32(0.5))).num_rows == 300
@@ -206,7 +206,10 @@ def test_the_environment_names_the_cache(cluster: Cluster, monkeypatch: pytest.M
 def test_what_was_left_out_is_told(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "forebay"):
         ds = cluster.dataset("grown")
-    assert len(ds.notes) == 1 and "without bytes" in ds.notes[0] and ds.notes[0] in caplog.text
+        assert len(ds.notes) == 1 and "without bytes" in ds.notes[0] and ds.notes[0] in caplog.text
+        assert ds.select(["id"]).notes == ds.notes
+        forebay.Loader(ds, columns=["id"], batch_size=1)
+    assert caplog.text.count(ds.notes[0]) == 1, "once, however often columns are chosen"
     assert ds.to_table().to_pydict() == {"id": [1, 2], "x": [None, 2.5]}
     assert cluster.dataset("grown", schema_of="0.parquet").columns == ["id"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import runpy
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,25 @@ def test_epoch() -> None:
     assert f'"order_digest": "{read}"' in said.stdout and re.fullmatch("[0-9a-f]{32}", read)
 
 
+_PORTS = itertools.count(os.getpid() * 131)
+
+
+def free_port() -> int:
+    """A port for rank 0 to listen at, some seconds later. It lies below the range from which the kernel takes those of
+    connections, and behind those of nodes (tests/src/harness/ports.rs), so that nobody takes it meanwhile."""
+    for number in itertools.islice(_PORTS, 1000):
+        port = 30_000 + number % 2_700
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 def torchrun(cluster: Cluster, world: int, script: str, *arguments: object, data: str = "mnist") -> str:
     """Runs an example's ranks as torchrun would; what rank 0 says."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, str(EXAMPLES / script), cluster.uri(data), *map(str, arguments)]
     common = {**os.environ, "FOREBAY_ENDPOINT": cluster.endpoint, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     common["PYTHONFAULTHANDLER"] = "1"
     ranks = [
         subprocess.Popen(

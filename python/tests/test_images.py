@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import sys
 import threading
@@ -225,6 +226,22 @@ def test_the_threads_end_with_the_loader(cluster: Cluster) -> None:
     decoding(0)
     next(iter(run))
     decoding(3)
+    run.close()
+    decoding(0)
+
+
+def test_ranks_of_a_machine_share_its_processors_for_images(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any launcher's variables, also where the rank is told: one thread of each, where they have a processor less."""
+    allowed = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "cpu_count", lambda: allowed)
+    said = {"PROCID": "0", "STEP_NUM_TASKS": "2", "STEP_TASKS_PER_NODE": f"{allowed + 1}"}
+    for name, value in said.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    gc.collect()
+    decoding(0)
+    run = loader(cluster, {"photo": Image(SIDE)}, rank=0, world=1)
+    next(iter(run))
+    decoding(1)
     run.close()
     decoding(0)
 

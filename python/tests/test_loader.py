@@ -142,6 +142,18 @@ def test_epochs_follow_each_other_or_are_chosen(cluster: Cluster) -> None:
         iter(ended)
 
 
+def test_nothing_is_read_ahead_beyond_the_last_epoch(cluster: Cluster) -> None:
+    """Also where the run stood beyond it meanwhile."""
+    loader = forebay.Loader(cluster.dataset(), epochs=2, **SETTINGS)
+    for epoch in [7, 1]:
+        loader.set_epoch(epoch)
+    reader = loader._settings.read(loader.data._core)
+    for _ in range(len(loader)):
+        assert reader.next() is not None
+    assert reader.next() is None and reader.ended is not None and reader.ended[0] == 1
+    assert reader.next() is None, "a batch of an epoch that the run does not have"
+
+
 def test_directly_is_the_same_order(cluster: Cluster) -> None:
     through = forebay.Loader(cluster.dataset(), **SETTINGS)
     directly = forebay.Loader(cluster.direct(), **SETTINGS)

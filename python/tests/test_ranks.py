@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from conftest import Cluster
 
 import forebay
-from forebay._ranks import rank_and_world
+from forebay._ranks import rank_and_world, ranks_sharing_processors
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4"}
 SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "3"}
@@ -42,6 +43,45 @@ def test_the_innermost_launcher_counts() -> None:
     assert rank_and_world(None, None, inner)[:2] == (3, 4)
     # Of Lightning's launcher.
     assert rank_and_world(None, None, {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"})[:2] == (0, 1)
+
+
+def processors(monkeypatch: pytest.MonkeyPatch, of_this_process: int, of_the_machine: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(of_this_process)))
+    monkeypatch.setattr(os, "cpu_count", lambda: of_the_machine)
+
+
+def test_ranks_that_share_a_machine_share_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    processors(monkeypatch, 64, 64)
+    slurm = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}
+    horovod = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_SIZE": "5"}
+    mpirun = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "6"}
+    by_launcher: list[tuple[dict[str, str], int]] = [
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, 2),
+        ({"LOCAL_WORLD_SIZE": "2"}, 2),
+        (horovod, 5),
+        (mpirun, 6),
+        ({"PMI_RANK": "1", "PMI_SIZE": "9", "MPI_LOCALNRANKS": "7"}, 7),
+        ({**slurm, "SLURM_NODEID": "0"}, 4),
+        ({**slurm, "SLURM_NODEID": "2"}, 3),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "5"}, 3),
+        # The launcher that says the rank: the inner one.
+        ({**slurm, **mpirun}, 6),
+        ({**slurm, **TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, 2),
+        # Nobody says it.
+        (TORCHRUN, 1),
+        (SLURM, 1),
+        ({}, 1),
+    ]
+    for environment, ranks in by_launcher:
+        assert ranks_sharing_processors(environment) == ranks, environment
+    for name, wrong in [("SLURM_STEP_TASKS_PER_NODE", "4(xx)"), ("SLURM_NODEID", "x")]:
+        with pytest.raises(forebay.InvalidError, match="SLURM_STEP_TASKS_PER_NODE=.* is no number of ranks"):
+            ranks_sharing_processors({**slurm, name: wrong})
+    # Each rank of Slurm or MPI may have processors of its own.
+    processors(monkeypatch, 16, 64)
+    assert ranks_sharing_processors({**slurm, "SLURM_NODEID": "0"}) == 1
+    assert ranks_sharing_processors(mpirun) == 6, "it may use more than its sixth"
+    assert ranks_sharing_processors({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}) == 4, "torchrun binds nobody"
 
 
 def initialised(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:

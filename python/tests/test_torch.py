@@ -69,7 +69,7 @@ def test_nulls_of_numbers_without_a_sign(tmp_path: Path) -> None:
 
 
 def test_numpy_s_numbers_stand_in_place_of_nulls(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = needs("numpy")
     pq.write_table(pa.table({"i": pa.array([None, 2]), "f": pa.array([None, 0.5])}), tmp_path / "0.parquet")
     data = forebay.dataset(tmp_path.as_uri(), direct=True)
     for number in [numpy.float32(1.5), numpy.float16("inf")]:
@@ -209,7 +209,7 @@ def test_rows_of_a_scan_are_copied(cluster: Cluster) -> None:
 
 
 def test_numpy_takes_columns_too(cluster: Cluster) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = needs("numpy")
     batch = next(iter(forebay.Loader(cluster.dataset(), columns=["id", "image"], **SETTINGS)))
     image = numpy.from_dlpack(batch["image"])
     assert image.shape == (50, 12) and image.dtype == numpy.uint8
@@ -231,7 +231,7 @@ def test_the_state_is_a_checkpoint_s(cluster: Cluster) -> None:
 
 
 def test_the_array_protocols_get_what_they_ask_for_or_a_buffer_error(cluster: Cluster) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = needs("numpy")
     batch = next(iter(forebay.Loader(cluster.dataset(), columns=["id", "flag", "name"], **SETTINGS)))
     shared = [numpy.from_dlpack(batch["id"], copy=copy) for copy in (False, None)]
     copied = numpy.from_dlpack(batch["id"], copy=True)

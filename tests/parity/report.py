@@ -12,6 +12,9 @@ import sys
 
 WARM_UP = 10
 
+# Of both halves: see train.py and forebay-parity.rs.
+OPTIMIZER = {"name": "sgd", "momentum": 0.9, "foreach": True, "fused": False}
+
 
 def medians(folder, model, half):
     files = sorted(glob.glob(f"{folder}/{model}.{half}.steps.*"))
@@ -46,7 +49,7 @@ def main(folder, steps, rounds):
         against = f"   {100 * row['ratio']:.1f} % of {row['floor_value']:.2f} ({row['floor']})" if "ratio" in row else ""
         print(f"{row['name']:26} {row['value']:10.3f} {row['unit']}{against}", file=sys.stderr)
     commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
-    settings = {"ranks": 2, "steps": steps, "rounds": rounds, "backend": "gloo", "threads": 1}
+    settings = {"ranks": 2, "steps": steps, "rounds": rounds, "backend": "gloo", "threads": 1, "optimizer": OPTIMIZER}
     report = {"name": "parity", "commit": commit or "unknown", "machine": platform.processor() or platform.machine()}
     print(json.dumps({**report, "settings": settings, "rows": rows}, indent=2))
 

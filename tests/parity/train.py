@@ -90,7 +90,8 @@ def main(folder, name, steps):
             start += count
 
     ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    # As forebay-parity updates them. Left to itself, torch goes tensor by tensor on CPUs.
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, foreach=True)
     milliseconds = []
     for step in range(steps):
         x = inputs[step % shape[0]].narrow(0, rank * rows, rows).contiguous()

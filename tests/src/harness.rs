@@ -7,7 +7,7 @@
 //! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
 //! [`etcd`] starts real etcd. [`pki`] makes certificates, [`policy`] policies, [`tls_world`] both;
 //! [`question`] asks a node anything as anybody, [`requests`] has a request of each method.
-//! [`tap`] listens to what travels, `rogue` plays a node.
+//! [`tap`] listens to what travels, `rogue` plays a node, [`wait`] waits for others.
 //! [`mnist`] and [`table`] are the data, [`frames`] speaks HTTP/2 by hand,
 //! [`reader`] reads a table and checks every value. [`check`] and [`report`] are the form in which
 //! measurements tell what they found, [`origin`] says which commit and machine they are of.
@@ -44,4 +44,5 @@ pub mod slow;
 pub mod table;
 pub mod tap;
 pub mod tls_world;
+pub mod wait;
 pub(crate) mod wire;

@@ -23,7 +23,7 @@ pub struct CertificateNames {
     pub uris: Vec<String>,
     /// Host names that it is for, wildcards included.
     pub dns_names: Vec<String>,
-    /// Addresses that it is for.
+    /// IP addresses that it is for.
     pub addresses: Vec<IpAddr>,
     /// The `CN` of its subject, which no host is checked against.
     pub common_name: Option<String>,

@@ -1,22 +1,24 @@
 //! One batch being filled by several streams.
 //!
 //! Streams copy plain rows, and values that come in order, straight to their place, each column under a lock
-//! of its own, and then commit them. The rows that complete the batch put it together, outside of all locks:
-//! taking other batches meanwhile does not wait.
+//! of its own, and then commit them. Packed rows may become columns on that way. The rows that complete the
+//! batch put it together, outside of all locks: taking other batches meanwhile does not wait.
 
 use super::batch::Batch;
 use super::byte_column::{ByteColumn, offset_bytes};
+use super::packed_rows::{PackedRows, Together};
 use super::sampler::StepPlan;
 use crate::content::content_digest;
-use arrow::array::{Array, ArrayRef, AsArray, MutableArrayData, RecordBatch, make_array};
+use arrow::array::{Array, ArrayRef, MutableArrayData, RecordBatch, make_array};
 use arrow::datatypes::DataType;
 use arrow::error::ArrowError;
-use forebay_dataset::PackedSchema;
 use forebay_dataset::pool::{Pool, PoolBuffer};
 use forebay_dataset::stream::gather::{concat, plain_array, plain_width};
+use forebay_dataset::{PackedSchema, RowLayout, SplitRows};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A batch under construction.
@@ -31,6 +33,8 @@ pub(crate) struct BatchBuilder {
 #[derive(Debug, Default)]
 struct ColumnBuilder {
     plain: Option<PoolBuffer>,
+    /// What has become of packed rows.
+    packed: PackedRows,
     /// Values of strings or binaries that landed in order.
     bytes: ByteColumn,
     /// First row and rows.
@@ -55,6 +59,8 @@ pub(crate) struct Commit {
     pub odd: Vec<(usize, u32, ArrayRef)>,
     /// Column, and the lengths of the values that landed there.
     pub landed: Vec<(usize, Vec<usize>)>,
+    /// The batch's rows whose packed rows, if there are any, were not split as they came.
+    pub together: Range<u32>,
 }
 
 /// Consecutive rows of a message that go to consecutive rows of a batch.
@@ -119,6 +125,13 @@ impl BatchBuilder {
         plain.and_then(|p| p.as_slice_mut().get_mut(at..at + bytes)).map(fill).is_some()
     }
 
+    /// Has packed rows split into their columns. A batch that is complete has none. True if there was one.
+    pub fn split(&self, layout: &RowLayout, pool: &Pool, split: impl FnOnce(&mut SplitRows<'_>)) -> bool {
+        let mut packed = self.columns[0].lock();
+        let rows = self.plan.rows as usize;
+        packed.as_mut().map(|column| split(&mut column.packed.columns(layout, rows, pool))).is_some()
+    }
+
     /// Claims the place behind a column's last value for a message whose rows begin at `row`; see
     /// [`ByteColumn::claim`].
     pub fn claim(&self, column: usize, row: u32) -> bool {
@@ -157,6 +170,12 @@ impl BatchBuilder {
             if let Some(column) = &mut *self.columns[column].lock() {
                 column.bytes.append(lengths.into_iter());
             }
+        }
+        if schema.layout.is_some()
+            && !commit.together.is_empty()
+            && let Some(column) = &mut *self.columns[0].lock()
+        {
+            column.packed.push_together(commit.together);
         }
         let digest = {
             let mut progress = self.progress.lock();
@@ -199,15 +218,20 @@ impl BatchBuilder {
                 "epoch {epoch} step {step}: the rows that arrived have digest {digest}, the plan {planned}"
             )));
         }
-        let mut arrays = Vec::with_capacity(self.columns.len());
-        for (column, field) in self.columns.iter().zip(schema.physical.fields()) {
+        let (mut narrow, mut others) = (Vec::new(), Vec::with_capacity(self.columns.len()));
+        for (at, (column, field)) in self.columns.iter().zip(schema.physical.fields()).enumerate() {
             // Rows that come late find no column any more, and nothing of them is written.
             let filled = column.lock().take().unwrap_or_default();
+            if at == 0 && schema.layout.is_some() {
+                let ColumnBuilder { plain, packed, odd, .. } = filled;
+                let columns = packed.finish(Together { plain, odd }, schema, rows, pool);
+                narrow = columns.map_err(|e| e.context(field.name()))?;
+                continue;
+            }
             let array = filled.finish(field.data_type(), rows, pool);
-            arrays.push(array.map_err(|e| e.context(field.name()))?);
+            others.push(array.map_err(|e| e.context(field.name()))?);
         }
-        let arrays = split(schema, arrays, pool)?;
-        let columns = RecordBatch::try_new(schema.schema.clone(), arrays)
+        let columns = RecordBatch::try_new(schema.schema.clone(), schema.columns(narrow, others))
             .map_err(|e| Error::corrupt(format!("epoch {epoch} step {step}: {e}")))?;
         let StepPlan { samples_done, real, ref samples, ref mask, ref positions, .. } = self.plan;
         let content = positions.as_ref().map(|positions| content_digest(&columns, positions, mask.as_ref()));
@@ -232,7 +256,7 @@ impl BatchBuilder {
 impl ColumnBuilder {
     /// The column of a batch of `rows` rows.
     fn finish(self, data_type: &DataType, rows: usize, pool: &Pool) -> Result<ArrayRef> {
-        let Self { plain, bytes, mut odd } = self;
+        let Self { plain, bytes, mut odd, .. } = self;
         match bytes.finish(data_type, pool).map_err(not_put_together)? {
             // They lie in memory that is the batch's own already.
             Some(landed) if landed.len() == rows && plain.is_none() && odd.is_empty() => return Ok(landed),
@@ -257,19 +281,6 @@ fn not_put_together(e: ArrowError) -> Error {
         )),
         e => Error::corrupt(format!("a batch cannot be put together: {e}")),
     }
-}
-
-/// The batch's columns out of those that were sent: packed rows become columns.
-fn split(schema: &PackedSchema, mut sent: Vec<ArrayRef>, pool: &Pool) -> Result<Vec<ArrayRef>> {
-    let Some(layout) = &schema.layout else { return Ok(sent) };
-    let packed = sent.remove(0);
-    let packed =
-        packed.as_fixed_size_binary_opt().ok_or_else(|| Error::corrupt("there are no packed rows"))?;
-    let (rows, bytes) = (packed.value_data(), layout.split_bytes(packed.len()));
-    let mut values = pool.take(bytes);
-    layout.split(rows, values.as_slice_mut());
-    let narrow = layout.arrays(&schema.schema, rows, &pool.share(values, bytes))?;
-    Ok(schema.columns(narrow, sent))
 }
 
 /// The same values in memory of their own.
@@ -322,7 +333,7 @@ fn collate(
 mod tests {
     use super::*;
     use crate::loader::sampler::Epoch;
-    use arrow::array::BinaryArray;
+    use arrow::array::{AsArray, BinaryArray};
     use arrow::datatypes::{Field, Schema};
     use forebay_proto::Kind;
     use forebay_proto::manifest::{Digest, Manifest, Object, SegmentSize};

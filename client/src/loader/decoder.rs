@@ -1,10 +1,11 @@
 //! One message on its way into batches.
 //!
 //! Plain columns are copied frame by frame straight to their place in the batch, and so are strings and
-//! binaries that continue what the batch has. Odd columns are collected, become arrays when the message is
-//! complete, and are cut up for the batches. A message for whose steps
-//! there is no room yet is collected whole instead. Nothing counts before the body's hash was found right, so
-//! a message that breaks off leaves no trace but bytes that the next attempt overwrites.
+//! binaries that continue what the batch has. Packed rows that lie in files are split into their columns on
+//! that way. Odd columns are collected, become arrays when the message is complete, and are cut up for the
+//! batches. A message for whose steps there is no room yet is collected whole instead. Nothing counts before
+//! the body's hash was found right, so a message that breaks off leaves no trace but bytes that the next
+//! attempt overwrites.
 
 mod landing;
 mod layout;
@@ -18,6 +19,7 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use forebay_dataset::pool::{Pool, PoolBuffer};
 use forebay_dataset::shared::RowsDone;
+use forebay_dataset::{PackedSchema, RowLayout};
 use forebay_proto::hash::Hash64;
 use forebay_proto::{Error, Result};
 use landing::Landing;
@@ -48,6 +50,8 @@ pub(crate) struct MessageDecoder {
     held: bool,
     /// Parts of the body that were copied out of files.
     rows: Vec<SharedRows>,
+    /// The packed rows were split into their columns.
+    is_split: bool,
 }
 
 #[derive(Debug)]
@@ -59,8 +63,8 @@ struct Target {
 
 #[derive(Debug)]
 enum Destination {
-    /// A column of a batch, from a byte on.
-    Batch { builder: Arc<BatchBuilder>, column: usize, at: usize },
+    /// A column of a batch, from a byte on, and the bytes of a row.
+    Batch { builder: Arc<BatchBuilder>, column: usize, at: usize, width: usize },
     /// A column's values in a batch, from a byte on.
     Values { builder: Arc<BatchBuilder>, column: usize, at: usize },
     /// The offsets of one of the landings.
@@ -77,6 +81,8 @@ pub(crate) struct DecodedMessage {
     landings: Vec<Landing>,
     /// The whole body, if its plain columns are not in their places yet.
     held: Option<Buffer>,
+    /// Its packed rows were split into their columns.
+    is_split: bool,
 }
 
 impl MessageDecoder {
@@ -99,6 +105,7 @@ impl MessageDecoder {
             hash,
             held: false,
             rows: Vec::new(),
+            is_split: false,
         })
     }
 
@@ -127,7 +134,6 @@ impl MessageDecoder {
                 }
             };
             for copy in copies {
-                copy.builder.prepare(column, width, pool);
                 self.targets.push(Target {
                     start: start + copy.message_row as usize * width,
                     bytes: copy.rows as usize * width,
@@ -135,6 +141,7 @@ impl MessageDecoder {
                         builder: copy.builder.clone(),
                         column,
                         at: copy.batch_row as usize * width,
+                        width,
                     },
                 });
             }
@@ -182,7 +189,15 @@ impl MessageDecoder {
     }
 
     /// Takes the next part of the body, whose rows lie in files.
-    pub fn push_rows(&mut self, rows: SharedRows) {
+    pub fn push_rows(&mut self, rows: SharedRows, schema: &PackedSchema) {
+        match &schema.layout {
+            Some(layout) if self.are_packed(&rows, layout) => self.split_rows(&rows, layout),
+            _ => self.copy_rows(&rows),
+        }
+        self.rows.push(rows);
+    }
+
+    fn copy_rows(&mut self, rows: &SharedRows) {
         let (mut done, mut at) = (RowsDone::default(), 0);
         self.place(rows.bytes(), |piece, to| {
             if piece.start < at {
@@ -192,7 +207,41 @@ impl MessageDecoder {
             rows.copy(&mut done, to);
             at = piece.end;
         });
-        self.rows.push(rows);
+    }
+
+    /// Whether the next part of the body, `rows`, is all packed rows of the message, and goes to batches
+    /// alone.
+    fn are_packed(&self, rows: &SharedRows, layout: &RowLayout) -> bool {
+        let packed = ColumnLayout::Plain { start: self.at, width: layout.width };
+        let is_column = self.layout.columns.first() == Some(&packed)
+            && rows.bytes() == self.layout.rows as usize * layout.width;
+        let end = self.at + rows.bytes();
+        let mut targets = self.targets[self.next..].iter().take_while(|target| target.start < end);
+        is_column && targets.all(|target| matches!(target.to, Destination::Batch { column: 0, .. }))
+    }
+
+    /// Has packed rows copied and split, a few at a time.
+    fn split_rows(&mut self, rows: &SharedRows, layout: &RowLayout) {
+        let Some(pool) = &self.pool else { return };
+        let (mut done, mut at, end) = (RowsDone::default(), self.at, self.at + rows.bytes());
+        let mut tile = vec![0; layout.tile_bytes()];
+        while let Some(target) = self.targets.get(self.next).filter(|target| target.start < end) {
+            self.next += 1;
+            let Destination::Batch { builder, at: place, .. } = &target.to else { continue };
+            rows.skip(&mut done, target.start - at);
+            at = target.start + target.bytes;
+            let mut row = place / layout.width;
+            let is_split = builder.split(layout, pool, |columns| {
+                rows.copy_tiles(&mut done, target.bytes, &mut tile, |tile| {
+                    columns.write(row, tile);
+                    row += tile.len() / layout.width;
+                });
+            });
+            if !is_split {
+                rows.skip(&mut done, target.bytes);
+            }
+        }
+        (self.at, self.is_split) = (end, true);
     }
 
     /// The offsets of the next landing have come.
@@ -224,7 +273,12 @@ impl MessageDecoder {
             let (bytes, within) = (to - from, from - target.start);
             let copy = |place: &mut [u8]| copy(from - start..to - start, place);
             match &target.to {
-                Destination::Batch { builder, column, at } => builder.fill(*column, at + within, bytes, copy),
+                Destination::Batch { builder, column, at, width } => {
+                    if let Some(pool) = &self.pool {
+                        builder.prepare(*column, *width, pool);
+                    }
+                    builder.fill(*column, at + within, bytes, copy)
+                }
                 Destination::Values { builder, column, at } => {
                     builder.land(*column, at + within, bytes, copy)
                 }
@@ -275,7 +329,7 @@ impl MessageDecoder {
         };
         let held = body.filter(|_| self.held);
         let (odd, landings) = (odd.into_iter().zip(arrays).collect(), self.landings);
-        Ok(DecodedMessage { layout: self.layout, odd, landings, held })
+        Ok(DecodedMessage { layout: self.layout, odd, landings, held, is_split: self.is_split })
     }
 }
 
@@ -296,7 +350,9 @@ impl DecodedMessage {
         });
         let landed = self.landings.iter().map(|landing| (landing.column, landing.lengths(copy)));
         let (odd, landed) = (odd.collect(), landed.collect());
-        let commit = Commit { rows: copy.rows, digest: copy.digest(), odd, landed };
+        let rows = copy.batch_row..copy.batch_row + copy.rows;
+        let together = if self.is_split { 0..0 } else { rows };
+        let commit = Commit { rows: copy.rows, digest: copy.digest(), odd, landed, together };
         buffer.commit(&copy.builder, commit)
     }
 }

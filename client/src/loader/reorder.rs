@@ -86,6 +86,11 @@ impl ReorderBuffer {
         Self { schema, pool, budget, open_steps, planning, past, room: Notify::new(), ready: Notify::new() }
     }
 
+    /// The columns of the batches, and how messages hold them.
+    pub fn schema(&self) -> &PackedSchema {
+        &self.schema
+    }
+
     /// The columns of the messages.
     pub fn message_schema(&self) -> &SchemaRef {
         &self.schema.physical

@@ -37,6 +37,11 @@ impl SharedRows {
         self.0.rows.copy(done, to);
     }
 
+    /// Copies the next `bytes` bytes as many at a time as `tile` holds, and has `take` look at them there.
+    pub fn copy_tiles(&self, done: &mut RowsDone, bytes: usize, tile: &mut [u8], take: impl FnMut(&[u8])) {
+        self.0.rows.copy_tiles(done, bytes, tile, take);
+    }
+
     /// Passes over the next bytes.
     pub fn skip(&self, done: &mut RowsDone, bytes: usize) {
         self.0.rows.skip(done, bytes);

@@ -12,13 +12,45 @@ use std::sync::Arc;
 /// Rows that are split or packed before the next column's turn.
 pub(super) const TILE_ROWS: usize = 64;
 
+/// Bytes of rows that lie in the processor's first cache beside the columns that they become.
+const TILE_BYTES: usize = 16 << 10;
+
+/// Rows that are split in the processor's registers at once.
+const BLOCK_ROWS: usize = 4;
+
 /// Each column's values begin at a multiple of this.
 const ALIGNMENT: usize = 64;
 
+/// The columns of a number of rows, while packed rows are split into them.
+#[derive(Debug)]
+pub struct SplitRows<'a> {
+    layout: &'a RowLayout,
+    /// The values of each column.
+    columns: Vec<&'a mut [u8]>,
+    /// For each row the bits that tell nulls.
+    valid: &'a mut [u8],
+}
+
 impl RowLayout {
-    /// Bytes that the columns of `rows` rows take, split.
+    /// Bytes that the columns of `rows` rows take, split, and behind them the bits that tell nulls.
     pub fn split_bytes(&self, rows: usize) -> usize {
+        self.values_bytes(rows) + self.valid_bytes() * rows
+    }
+
+    /// Bytes of packed rows that are best split at a time.
+    pub fn tile_bytes(&self) -> usize {
+        let rows = (TILE_BYTES / self.width.max(1)).clamp(BLOCK_ROWS, TILE_ROWS);
+        rows / BLOCK_ROWS * BLOCK_ROWS * self.width
+    }
+
+    /// Bytes of the columns alone.
+    fn values_bytes(&self, rows: usize) -> usize {
         (0..self.columns.len()).map(|at| self.column_bytes(at, rows)).sum()
+    }
+
+    /// Bytes of a row that tell nulls.
+    fn valid_bytes(&self) -> usize {
+        self.width - self.validity
     }
 
     /// Bytes from the beginning of a column's values to the next's. Columns of one width lie side by side, so
@@ -33,13 +65,11 @@ impl RowLayout {
         }
     }
 
-    /// Writes the values of packed rows to `values`, column after column.
+    /// The places in `values` where the columns of `count` rows go, to be written in any order.
     ///
     /// # Panics
-    /// If `rows` are not whole rows, or `values` is shorter than [`RowLayout::split_bytes`].
-    pub fn split(&self, rows: &[u8], values: &mut [u8]) {
-        assert!(rows.len().is_multiple_of(self.width), "whole rows");
-        let count = rows.len() / self.width;
+    /// If `values` is shorter than [`RowLayout::split_bytes`].
+    pub fn split<'a>(&'a self, count: usize, values: &'a mut [u8]) -> SplitRows<'a> {
         let mut columns = Vec::with_capacity(self.columns.len());
         let mut rest = values;
         for (at, column) in self.columns.iter().enumerate() {
@@ -47,9 +77,7 @@ impl RowLayout {
             columns.push(&mut values[..column.width * count]);
             rest = after;
         }
-        for (tile, rows) in rows.chunks(TILE_ROWS * self.width).enumerate() {
-            self.split_tile(rows, tile * TILE_ROWS, &mut columns);
-        }
+        SplitRows { layout: self, columns, valid: &mut rest[..self.valid_bytes() * count] }
     }
 
     /// Splits rows that are the columns' from row `first` on.
@@ -61,23 +89,24 @@ impl RowLayout {
             let rest = &rows[done * self.width..];
             if !rest.is_empty() {
                 for (column, values) in block[..columns].iter().zip(&mut values[c..]) {
-                    column.split(rest, self.width, &mut values[(first + done) * column.width..]);
+                    let values = &mut values[(first + done) * column.width..];
+                    put(rest, self.width, (column.offset, column.width), values);
                 }
             }
             c += columns;
         }
     }
 
-    /// The columns over the values of packed `rows` that [`RowLayout::split`] has written. `schema` is the
-    /// one that the layout is of.
-    pub fn arrays(&self, schema: &Schema, rows: &[u8], values: &Buffer) -> Result<Vec<ArrayRef>> {
-        let count = rows.len() / self.width;
-        let all_valid = self.all_valid(rows);
+    /// The columns of `count` rows over what was written by [`RowLayout::split`]. `schema` is the one that
+    /// the layout is of.
+    pub fn arrays(&self, schema: &Schema, count: usize, values: &Buffer) -> Result<Vec<ArrayRef>> {
+        let valid = &values[self.values_bytes(count)..][..self.valid_bytes() * count];
+        let all_valid = self.all_valid(valid);
         let (mut start, mut arrays) = (0, Vec::with_capacity(self.columns.len()));
         for (at, column) in self.columns.iter().enumerate() {
             let data_type = schema.field(column.column).data_type();
             let values = values.slice_with_length(start, column.width * count);
-            let nulls = column.nulls(rows, self, &all_valid);
+            let nulls = column.nulls(valid, self, &all_valid);
             arrays.push(array(data_type, values, nulls).map_err(|e| {
                 Error::corrupt(format!("a packed column of {data_type} cannot be put together: {e}"))
             })?);
@@ -88,20 +117,43 @@ impl RowLayout {
 
     /// The columns of packed rows, in memory of their own.
     pub fn unpack(&self, schema: &Schema, rows: &[u8]) -> Result<Vec<ArrayRef>> {
-        let mut values = MutableBuffer::from_len_zeroed(self.split_bytes(rows.len() / self.width));
-        self.split(rows, values.as_slice_mut());
-        self.arrays(schema, rows, &values.into())
+        let count = rows.len() / self.width;
+        let mut values = MutableBuffer::from_len_zeroed(self.split_bytes(count));
+        self.split(count, values.as_slice_mut()).write(0, rows);
+        self.arrays(schema, count, &values.into())
     }
 
     /// The bits that tell nulls, of all rows together: set where no row has a null.
-    fn all_valid(&self, rows: &[u8]) -> Vec<u8> {
-        let mut all = vec![0xff; self.width - self.validity];
-        if !all.is_empty() {
-            for row in rows.chunks_exact(self.width) {
-                all.iter_mut().zip(&row[self.validity..]).for_each(|(all, bits)| *all &= bits);
-            }
+    fn all_valid(&self, valid: &[u8]) -> Vec<u8> {
+        let and = |all: &mut [u8], bits: &[u8]| all.iter_mut().zip(bits).for_each(|(all, bits)| *all &= bits);
+        let bytes = self.valid_bytes();
+        let mut all = vec![0xff; bytes];
+        if bytes > 0 {
+            // Many rows at once, as the processor has wide registers.
+            let mut tile = vec![0xff; bytes * TILE_ROWS];
+            valid.chunks(tile.len()).for_each(|bits| and(&mut tile, bits));
+            tile.chunks_exact(bytes).for_each(|bits| and(&mut all, bits));
         }
         all
+    }
+}
+
+impl SplitRows<'_> {
+    /// Splits packed rows, which become the columns' rows from `first` on.
+    ///
+    /// # Panics
+    /// If they are not whole rows, or there are not as many in the columns.
+    pub fn write(&mut self, first: usize, rows: &[u8]) {
+        let RowLayout { width, validity, .. } = *self.layout;
+        assert!(rows.len().is_multiple_of(width), "whole rows");
+        let bits = self.layout.valid_bytes();
+        for (tile, rows) in rows.chunks(TILE_ROWS * width).enumerate() {
+            let first = first + tile * TILE_ROWS;
+            self.layout.split_tile(rows, first, &mut self.columns);
+            if bits > 0 {
+                put(rows, width, (validity, bits), &mut self.valid[first * bits..]);
+            }
+        }
     }
 }
 
@@ -122,37 +174,43 @@ fn array(data_type: &DataType, values: Buffer, nulls: Option<NullBuffer>) -> Res
     }
 }
 
-impl PackedColumn {
-    /// Writes the values of rows.
-    fn split(&self, rows: &[u8], row_width: usize, values: &mut [u8]) {
-        match self.width {
-            1 => self.split_values::<1>(rows, row_width, values),
-            2 => self.split_values::<2>(rows, row_width, values),
-            4 => self.split_values::<4>(rows, row_width, values),
-            8 => self.split_values::<8>(rows, row_width, values),
-            16 => self.split_values::<16>(rows, row_width, values),
-            width => {
-                for (value, row) in values.chunks_exact_mut(width).zip(rows.chunks_exact(row_width)) {
-                    value.copy_from_slice(&row[self.offset..self.offset + width]);
-                }
+/// Writes what rows hold in some bytes from `offset` on to `values`, one after the other.
+fn put(rows: &[u8], row_width: usize, (offset, bytes): (usize, usize), values: &mut [u8]) {
+    match bytes {
+        1 => put_values::<1>(rows, row_width, offset, values),
+        2 => put_values::<2>(rows, row_width, offset, values),
+        3 => put_values::<3>(rows, row_width, offset, values),
+        4 => put_values::<4>(rows, row_width, offset, values),
+        5 => put_values::<5>(rows, row_width, offset, values),
+        6 => put_values::<6>(rows, row_width, offset, values),
+        7 => put_values::<7>(rows, row_width, offset, values),
+        8 => put_values::<8>(rows, row_width, offset, values),
+        16 => put_values::<16>(rows, row_width, offset, values),
+        _ => {
+            for (value, row) in values.chunks_exact_mut(bytes).zip(rows.chunks_exact(row_width)) {
+                value.copy_from_slice(&row[offset..offset + bytes]);
             }
         }
     }
+}
 
-    fn split_values<const W: usize>(&self, rows: &[u8], row_width: usize, values: &mut [u8]) {
-        let values = values.as_chunks_mut::<W>().0.iter_mut();
-        for (value, row) in values.zip(rows.chunks_exact(row_width)) {
-            value.copy_from_slice(&row[self.offset..self.offset + W]);
-        }
+fn put_values<const W: usize>(rows: &[u8], row_width: usize, offset: usize, values: &mut [u8]) {
+    let values = values.as_chunks_mut::<W>().0.iter_mut();
+    for (value, row) in values.zip(rows.chunks_exact(row_width)) {
+        value.copy_from_slice(&row[offset..offset + W]);
     }
+}
 
-    fn nulls(&self, rows: &[u8], layout: &RowLayout, all_valid: &[u8]) -> Option<NullBuffer> {
-        let bit = self.valid?;
+impl PackedColumn {
+    /// The column's nulls, from the bits of all rows.
+    fn nulls(&self, valid: &[u8], layout: &RowLayout, all_valid: &[u8]) -> Option<NullBuffer> {
+        let bit = self.valid? - 8 * layout.validity;
         let (byte, mask) = (bit / 8, 1 << (bit % 8));
-        if all_valid[byte - layout.validity] & mask != 0 {
+        if all_valid[byte] & mask != 0 {
             return None;
         }
-        let is_valid = |row: usize| rows[row * layout.width + byte] & mask != 0;
-        Some(NullBuffer::new(BooleanBuffer::collect_bool(rows.len() / layout.width, is_valid)))
+        let bytes = layout.valid_bytes();
+        let is_valid = |row: usize| valid[row * bytes + byte] & mask != 0;
+        Some(NullBuffer::new(BooleanBuffer::collect_bool(valid.len() / bytes, is_valid)))
     }
 }

@@ -4,6 +4,7 @@ use super::layout::NARROW_BYTES;
 use super::*;
 use crate::segment_batch::SegmentBatch;
 use arrow::array::*;
+use arrow::buffer::MutableBuffer;
 use arrow::datatypes::{DataType, Field, Schema};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ fn a_row_is_as_documented() {
         (8, 34, 4, None),
     ];
     assert_eq!((&places[..], layout.width), (&wanted[..], 39));
+    assert_eq!(layout.tile_bytes(), 64 * 39);
     let names: Vec<&String> = packed.physical.fields().iter().map(|f| f.name()).collect();
     assert_eq!(names, ["packed rows", "name", "flag"]);
 
@@ -101,6 +103,26 @@ proptest! {
         let sent = packed.to_physical(&schema).unwrap();
         let back = SegmentBatch::from_physical(&schema, sent).unwrap();
         prop_assert_eq!(back.to_record_batch(0..rows).unwrap(), whole);
+    }
+
+    #[test]
+    fn rows_may_be_split_piece_by_piece_in_any_order(
+        rows in 1usize..200, nulls in any::<bool>(), cut in any::<prop::sample::Index>(),
+    ) {
+        let whole = table(rows, nulls);
+        let schema = PackedSchema::new(whole.schema());
+        let layout = schema.layout.as_ref().unwrap();
+        let sent = SegmentBatch::pack(whole.clone()).unwrap().to_physical(&schema).unwrap();
+        let packed = sent.column(0).as_fixed_size_binary().value_data();
+        let (first, second) = packed.split_at(cut.index(rows + 1) * layout.width);
+        let mut values = MutableBuffer::from_len_zeroed(layout.split_bytes(rows));
+        // Whatever lay there before.
+        values.as_slice_mut().fill(0xa5);
+        layout.split(rows, values.as_slice_mut()).write(first.len() / layout.width, second);
+        layout.split(rows, values.as_slice_mut()).write(0, first);
+        let narrow = layout.arrays(&whole.schema(), rows, &values.into()).unwrap();
+        let columns = schema.columns(narrow, sent.columns()[1..].to_vec());
+        prop_assert_eq!(RecordBatch::try_new(whole.schema(), columns).unwrap(), whole);
     }
 
     #[test]

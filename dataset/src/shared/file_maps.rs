@@ -113,8 +113,28 @@ impl LentRows {
 
     /// Copies the next bytes.
     pub fn copy(&self, done: &mut RowsDone, to: &mut [u8]) {
-        let sources: Vec<&[u8]> = self.files.iter().map(|(file, start)| &file.map[*start..]).collect();
-        self.runs.copy(done, &sources, to);
+        self.runs.copy(done, &self.sources(), to);
+    }
+
+    /// Copies the next `bytes` bytes as many at a time as `tile` holds, and has `take` look at them there.
+    pub fn copy_tiles(
+        &self,
+        done: &mut RowsDone,
+        mut bytes: usize,
+        tile: &mut [u8],
+        mut take: impl FnMut(&[u8]),
+    ) {
+        let sources = self.sources();
+        while bytes > 0 && !tile.is_empty() {
+            let now = bytes.min(tile.len());
+            self.runs.copy(done, &sources, &mut tile[..now]);
+            take(&tile[..now]);
+            bytes -= now;
+        }
+    }
+
+    fn sources(&self) -> Vec<&[u8]> {
+        self.files.iter().map(|(file, start)| &file.map[*start..]).collect()
     }
 
     /// Passes over the next bytes.

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::harness::origin;
+use crate::harness::report::Row;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
@@ -219,12 +220,8 @@ fn table(ways: &[Way]) -> String {
 fn report(args: &Options, ways: &[Way]) -> Value {
     let mut rows = Vec::new();
     for way in ways.iter().filter(|way| !way.epochs.is_empty()) {
-        let mut row = |name: &str, unit: &str, mut values: Vec<f64>| {
-            values.sort_by(f64::total_cmp);
-            rows.push(json!({
-                "name": format!("{}_{name}", way.name), "value": values[values.len() / 2], "unit": unit,
-                "n": values.len(), "min": values[0], "max": values[values.len() - 1],
-            }));
+        let mut row = |name: &str, unit: &'static str, values: Vec<f64>| {
+            rows.push(Row::of(format!("{}_{name}", way.name), unit, &values));
         };
         let all = |figure: fn(&Epoch) -> f64| way.epochs.iter().map(figure).collect::<Vec<_>>();
         row("seconds", "s", all(|epoch| epoch.seconds));

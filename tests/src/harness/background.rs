@@ -3,10 +3,14 @@
 
 use super::reader::{Job, planned_digest};
 use super::table::{Checked, Table};
+use super::wait::try_until;
 use forebay_client::{Dataset, Event, Loader};
 use forebay_proto::digest::{ContentDigest, OrderDigest};
+use futures::FutureExt;
 use parking_lot::Mutex;
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -69,7 +73,10 @@ impl BackgroundReader {
         let dataset = runtime.block_on(job.open(endpoints, table))?;
         let progress = Arc::new(Mutex::new(Progress::default()));
         let _context = runtime.enter();
-        let read = |(rank, loader)| tokio::spawn(read(loader, rank, job.step, progress.clone()));
+        let read = |(rank, loader)| {
+            let reading = read(loader, rank, job.step, progress.clone());
+            tokio::spawn(to_its_end(rank, reading, progress.clone()))
+        };
         let ranks = (0..).zip(job.ranks(&dataset)?).map(read).collect();
         Ok(Self { dataset, job, progress, ranks })
     }
@@ -81,12 +88,7 @@ impl BackgroundReader {
 
     /// Waits until it has read all its epochs or failed.
     pub fn wait(&self, patience: Duration) -> anyhow::Result<()> {
-        let began = Instant::now();
-        while !self.ranks.iter().all(JoinHandle::is_finished) {
-            anyhow::ensure!(began.elapsed() < patience, "the job is not done after {patience:?}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        try_until("the job is done", patience, || Ok(self.ranks.iter().all(JoinHandle::is_finished)))
     }
 
     /// The longest wait for a batch that ended after `since` or still goes on.
@@ -102,7 +104,7 @@ impl BackgroundReader {
         self.progress.lock().waits.iter().filter(|(at, _)| (from..to).contains(at)).count()
     }
 
-    /// Errors that ranks ended with.
+    /// Errors and panics that ranks ended with.
     pub fn errors(&self) -> Vec<String> {
         self.progress.lock().errors.clone()
     }
@@ -143,6 +145,20 @@ impl Drop for BackgroundReader {
     }
 }
 
+/// Has a rank read. A panic is noted like an error: else the others would read on without it, and nothing
+/// would tell.
+async fn to_its_end(rank: u32, reading: impl Future<Output = ()>, progress: Arc<Mutex<Progress>>) {
+    if let Err(panic) = AssertUnwindSafe(reading).catch_unwind().await {
+        progress.lock().errors.push(format!("rank {rank} panicked: {}", words(&*panic)));
+    }
+}
+
+/// What a panic says.
+fn words(panic: &(dyn Any + Send)) -> &str {
+    let literal = panic.downcast_ref::<&str>().copied();
+    literal.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it does not say why")
+}
+
 async fn read(mut loader: Loader, rank: u32, step: Duration, progress: Arc<Mutex<Progress>>) {
     let mut checked = Checked::default();
     loop {
@@ -172,4 +188,16 @@ async fn read(mut loader: Loader, rank: u32, step: Duration, progress: Arc<Mutex
             Err(error) => return progress.lock().errors.push(error.message),
         }
     }
+}
+
+#[tokio::test]
+async fn a_rank_that_panics_ends_with_an_error() {
+    async fn reading(rows: Option<u64>) {
+        rows.expect("a batch has rows");
+    }
+    let progress = Arc::new(Mutex::new(Progress::default()));
+    to_its_end(0, reading(Some(1)), progress.clone()).await;
+    assert!(progress.lock().errors.is_empty());
+    to_its_end(1, reading(None), progress.clone()).await;
+    assert_eq!(progress.lock().errors, ["rank 1 panicked: a batch has rows"]);
 }

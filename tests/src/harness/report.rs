@@ -47,7 +47,7 @@ impl Row {
         let last = sorted.len().saturating_sub(1);
         Self {
             name: name.into(),
-            value: at(last.div_ceil(2)),
+            value: median(runs),
             unit: unit.into(),
             n: runs.len(),
             min: at(0),
@@ -61,6 +61,13 @@ impl Row {
         let ratio = self.value / floor_value;
         Self { floor: Some(Floor { floor: floor.into(), floor_value, ratio }), ..self }
     }
+}
+
+/// The median; of an even number of values the upper one of the two in the middle. NaN of none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// A report: who measured what, where, with which settings.
@@ -110,6 +117,7 @@ mod tests {
         let r = Row::of("x", "s", &[3.0, 1.0, 2.0]);
         assert_eq!((r.value, r.min, r.max, r.n), (2.0, 1.0, 3.0, 3));
         assert!(Row::of("x", "s", &[]).value.is_nan());
+        assert_eq!((median(&[4.0, 1.0]), median(&[4.0, 1.0, 3.0, 2.0])), (4.0, 3.0));
         let bare = serde_json::to_value(&r).expect("JSON");
         assert!(bare.get("floor").is_none() && bare["max"] == 3.0);
         let floored = serde_json::to_value(r.against("memcpy", 4.0)).expect("JSON");

@@ -13,7 +13,8 @@ use forebay_client::Batch;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Rows of a segment of 1 MiB.
@@ -27,6 +28,9 @@ const PER_OBJECT: u64 = 16;
 
 /// 64-bit words of a wide value.
 const WORDS: u64 = 42;
+
+/// Bytes of the magic at an object's beginning.
+const MAGIC_BYTES: u64 = 4;
 
 /// Bytes of an object's end that readers fetch at least, to find its footer.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -47,8 +51,12 @@ pub struct Table {
 }
 
 /// An object, by its key.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct TableObject {
+    /// Its first segment.
+    first: u64,
+    /// Where each of its segments ends. The first one begins behind the magic.
+    ends: Vec<u64>,
     /// How many bytes come before its footer.
     footer: u64,
     size: u64,
@@ -77,9 +85,10 @@ impl Table {
         let mut first = 0;
         while first < segments {
             let last = (first + per_object).min(segments);
-            let bytes = object(first..last, segment_rows, wide)?;
+            let (bytes, ends) = object(first..last, segment_rows, wide)?;
             let key = format!("{name}/part-{:05}.parquet", first / per_object);
-            objects.insert(key.clone(), TableObject { footer: footer(&bytes), size: bytes.len() as u64 });
+            let (footer, size) = (footer(&bytes), bytes.len() as u64);
+            objects.insert(key.clone(), TableObject { first, ends, footer, size });
             s3.put(&key, bytes);
             first = last;
         }
@@ -93,17 +102,31 @@ impl Table {
     /// # Panics
     /// If a request has no range, or one with columns and a footer in it: it counts as neither.
     pub fn data_bytes(&self, log: &[SeenRequest]) -> u64 {
+        self.data_gets(log).map(|(seen, ..)| seen.bytes).sum()
+    }
+
+    /// The same of some segments alone, by the ranges that were asked for: one over several segments counts
+    /// for each with its part.
+    pub fn data_bytes_of(&self, log: &[SeenRequest], segments: &BTreeSet<u64>) -> u64 {
+        self.data_gets(log).map(|(_, object, range)| object.bytes_of(&range, segments)).sum()
+    }
+
+    /// The requests for columns, with their objects and ranges.
+    fn data_gets<'a>(
+        &'a self,
+        log: &'a [SeenRequest],
+    ) -> impl Iterator<Item = (&'a SeenRequest, &'a TableObject, Range<u64>)> {
         let gets = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300);
-        let data = gets.filter(|seen| {
-            let Some(TableObject { footer, size }) = self.objects.get(&seen.key) else { return false };
-            let tail = size.saturating_sub(TAIL_BYTES).min(*footer);
+        gets.filter_map(move |seen| {
+            let object = self.objects.get(&seen.key)?;
+            let TableObject { footer, size, .. } = *object;
+            let tail = size.saturating_sub(TAIL_BYTES).min(footer);
             match seen.range_bytes() {
-                Some(range) if range.end <= *footer => true,
-                Some(range) if range.start >= tail => false,
+                Some(range) if range.end <= footer => Some((seen, object, range)),
+                Some(range) if range.start >= tail => None,
                 _ => panic!("neither columns nor the end of an object of {size} bytes: {seen:?}"),
             }
-        });
-        data.map(|seen| seen.bytes).sum()
+        })
     }
 
     /// Bytes of objects in the log of the S3 server, their footers included.
@@ -114,12 +137,23 @@ impl Table {
 
     /// Bytes of all column chunks: everything between the magic at a file's beginning and its footer.
     pub fn projected_bytes(&self) -> u64 {
-        self.objects.values().map(|object| object.footer - 4).sum()
+        self.objects.values().map(|object| object.footer - MAGIC_BYTES).sum()
     }
 }
 
-/// One object: a row group for each segment, plain and without any index, so that it is written fast.
-fn object(segments: std::ops::Range<u64>, rows: u64, wide: &[&str]) -> anyhow::Result<Bytes> {
+impl TableObject {
+    /// How many bytes of a range are of some segments.
+    fn bytes_of(&self, range: &Range<u64>, segments: &BTreeSet<u64>) -> u64 {
+        let starts = std::iter::once(MAGIC_BYTES).chain(self.ends.iter().copied());
+        let held = (self.first..).zip(starts.zip(self.ends.iter().copied()));
+        let wanted = held.filter(|(segment, _)| segments.contains(segment));
+        wanted.map(|(_, (start, end))| range.end.min(end).saturating_sub(range.start.max(start))).sum()
+    }
+}
+
+/// One object: a row group for each segment, plain and without any index, so that it is written fast. And
+/// where each row group ends.
+fn object(segments: Range<u64>, rows: u64, wide: &[&str]) -> anyhow::Result<(Bytes, Vec<u64>)> {
     let properties = WriterProperties::builder()
         .set_compression(Compression::UNCOMPRESSED)
         .set_dictionary_enabled(false)
@@ -128,11 +162,13 @@ fn object(segments: std::ops::Range<u64>, rows: u64, wide: &[&str]) -> anyhow::R
         .build();
     let schema = rows_of(0..1, wide)?.schema();
     let mut writer = ArrowWriter::try_new(Vec::new(), schema, Some(properties))?;
+    let mut ends = Vec::new();
     for segment in segments {
         writer.write(&rows_of(segment * rows..(segment + 1) * rows, wide)?)?;
         writer.flush()?;
+        ends.push(writer.bytes_written() as u64);
     }
-    Ok(writer.into_inner()?.into())
+    Ok((writer.into_inner()?.into(), ends))
 }
 
 /// Where the footer of a Parquet file begins: its length stands before the magic at the end.
@@ -142,7 +178,7 @@ fn footer(bytes: &Bytes) -> u64 {
     end as u64 - length
 }
 
-fn rows_of(rows: std::ops::Range<u64>, wide: &[&str]) -> anyhow::Result<RecordBatch> {
+fn rows_of(rows: Range<u64>, wide: &[&str]) -> anyhow::Result<RecordBatch> {
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.clone().map(|row| row as i64)));
     let mut columns = vec![("id", ids, false)];
     for (column, name) in wide.iter().enumerate() {
@@ -220,4 +256,38 @@ fn wrong_values(ids: &Int64Array, values: &ArrayRef, column: usize) -> u64 {
         !equal || words_read.len() as u64 != WORDS
     };
     ids.values().iter().enumerate().filter(|value| differs(*value)).count() as u64
+}
+
+#[test]
+fn bytes_count_for_the_segments_that_they_are_of() {
+    use hyper::Method;
+
+    let s3 = S3Server::start();
+    // Two objects: segments 0 to 15, and 16 to 19.
+    let table = Table::upload(&s3, "owned", 20, 4).expect("a table");
+    let (key, object) = table.objects.last_key_value().expect("an object");
+    assert_eq!((object.first, object.ends.len()), (16, 4));
+    assert_eq!(object.ends.last(), Some(&object.footer), "nothing lies between the columns and the footer");
+    let get = |start: u64, end: u64| SeenRequest {
+        method: Method::GET,
+        host: String::new(),
+        bucket: s3.bucket.clone(),
+        key: key.clone(),
+        query: String::new(),
+        range: Some(format!("bytes={start}-{}", end - 1)),
+        if_match: None,
+        if_none_match: None,
+        status: 206,
+        bytes: end - start,
+    };
+    let whole = object.ends[1] - object.ends[0];
+    let one = [get(object.ends[0], object.ends[1])];
+    // Two and a half segments from the beginning, which has the magic before it; and the footer.
+    let many = [get(0, object.ends[1] + whole / 2), get(object.footer, object.size)];
+    let of =
+        |log: &[SeenRequest], segments: &[u64]| table.data_bytes_of(log, &segments.iter().copied().collect());
+    assert_eq!((of(&one, &[17]), of(&one, &[0, 1, 16, 18, 19])), (whole, 0));
+    assert_eq!((of(&many, &[17]), of(&many, &[18]), of(&many, &[19])), (whole, whole / 2, 0));
+    let all: Vec<u64> = (0..20).collect();
+    assert_eq!(of(&many, &all) + MAGIC_BYTES, table.data_bytes(&many));
 }

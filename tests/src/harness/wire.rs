@@ -199,9 +199,9 @@ fn reset(of: OwnedWriteHalf) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::wait;
     use std::io::{ErrorKind, Read, Result, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::time::Instant;
 
     const BODY: usize = 100_000;
 
@@ -231,10 +231,7 @@ mod tests {
     }
 
     fn until(what: &str, is: impl Fn() -> bool) {
-        let began = Instant::now();
-        while !is() {
-            assert!(began.elapsed() < Duration::from_secs(30), "{what}");
-        }
+        wait::until(what, Duration::from_secs(30), is);
     }
 
     #[test]

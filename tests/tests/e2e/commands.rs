@@ -2,6 +2,7 @@
 
 use forebay_tests::harness::process::{Run, Server};
 use forebay_tests::harness::s3::{REGION, S3Server};
+use forebay_tests::harness::wait;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,11 @@ pub fn patient(run: impl Fn() -> Run) -> Value {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Waits until something has happened, at most half a minute.
+pub fn until(what: &str, happened: impl FnMut() -> bool) {
+    wait::until(what, Duration::from_secs(30), happened);
 }
 
 /// A counter of the node, by its name in `forebay status --json`.

@@ -7,8 +7,8 @@ use forebay_tests::harness::process::{Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
 
-use crate::commands::{cached, counter, digests, direct, epoch, json};
-use crate::restart::{store, until};
+use crate::commands::{cached, counter, digests, direct, epoch, json, until};
+use crate::restart::store;
 
 /// A disk of a few MB. None where nothing can be mounted, as in containers without privileges: then a line
 /// says which promise is not tested.

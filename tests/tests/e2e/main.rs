@@ -1,6 +1,7 @@
 //! End to end: the real binaries against an S3 server in this process.
 //!
 //! * [`data`]: delivered values equal those that pyarrow reads.
+//! * [`definition`]: the order that docs/order.md defines.
 //! * [`delta`]: Delta tables.
 //! * [`content`]: the content digest, the same by every way and by other people's reader.
 //! * [`order`]: the order of samples, and the S3 requests of an epoch.
@@ -30,6 +31,7 @@
 //! * [`store`]: the faster checks of `make bench-store`.
 //! * [`waits`]: who waits for data is told for what.
 //! * [`warm`]: `make bench-warm`, at a small size.
+//! * `ways`: `forebay-bench-ways`, small; with the feature `gpu`, as the program is built by that alone.
 //! * [`peers`]: `make bench-peers`, at a small size, with the peers that need no more than pyarrow.
 //! * [`python`]: `make bench-python`, at a small size.
 //! * [`raw`]: the faster checks of `make bench-raw`.
@@ -43,6 +45,7 @@ mod bad_input;
 mod commands;
 mod content;
 mod data;
+mod definition;
 mod delta;
 mod demo;
 mod failover;
@@ -76,3 +79,5 @@ mod versions;
 mod views;
 mod waits;
 mod warm;
+#[cfg(feature = "gpu")]
+mod ways;

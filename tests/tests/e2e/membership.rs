@@ -8,6 +8,7 @@ use forebay_proto::v1;
 use forebay_tests::harness::etcd::Etcd;
 use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
+use forebay_tests::harness::wait::until;
 use tokio::runtime::Runtime;
 
 use crate::commands::cached;
@@ -59,14 +60,6 @@ fn wait_for(runtime: &Runtime, server: &Server, nodes: &[&str]) -> v1::Topology 
     }
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} in {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn nodes_come_and_go() {
     let runtime = Runtime::new().expect("a runtime");
@@ -102,7 +95,7 @@ fn a_successor_at_the_same_address_takes_the_name_at_once_and_others_never() {
     let before = wait_for(&runtime, &first, &["a"]);
     first.kill();
     let second = start();
-    wait_until("the successor is a member", || status(&runtime, &second).registered);
+    until("the successor is a member", PATIENCE, || status(&runtime, &second).registered);
     let after = wait_for(&runtime, &second, &["a"]);
     assert_eq!(before.nodes, after.nodes);
     // A live node's name is refused, and the live one is not disturbed.
@@ -114,7 +107,7 @@ fn a_successor_at_the_same_address_takes_the_name_at_once_and_others_never() {
     }
     assert!(other.log().contains(&second.endpoint) && other.log().contains("--node"), "{}", other.log());
     other.kill();
-    wait_until("the live one is a member", || status(&runtime, &second).registered);
+    until("the live one is a member", PATIENCE, || status(&runtime, &second).registered);
     second.stop();
 }
 
@@ -149,7 +142,7 @@ fn a_successor_that_hears_late_of_its_predecessor_stays() {
         options.allow_log("etcd does not answer").args(["--etcd", url, "--listen", &address]).start()
     };
     let mut first = start(&etcd.endpoints()[0]);
-    wait_until("a member", || status(&runtime, &first).registered);
+    until("a member", PATIENCE, || status(&runtime, &first).registered);
     first.kill();
     // It asks for the list of nodes before it puts its own key, and has the answer only after that.
     let mut second = start(&late_for_one(&etcd, Duration::from_millis(1500)));
@@ -158,7 +151,7 @@ fn a_successor_that_hears_late_of_its_predecessor_stays() {
         let state = status(&runtime, second);
         state.registered && state.connected
     };
-    wait_until("a member", || member(&mut second));
+    until("a member", PATIENCE, || member(&mut second));
     std::thread::sleep(Duration::from_millis(500));
     assert!(member(&mut second));
     second.stop();
@@ -170,14 +163,14 @@ fn a_node_serves_without_etcd_and_joins_when_it_comes() {
     let mut etcd = Etcd::start(1);
     etcd.kill_all();
     let a = options(&etcd, "a").start();
-    wait_until("it says so", || a.log().contains("etcd does not answer"));
+    until("it says so", PATIENCE, || a.log().contains("etcd does not answer"));
     let alone = topology(&runtime, &a);
     assert_eq!((alone.revision, names(&alone)), (0, vec!["a"]));
     let state = status(&runtime, &a);
     assert!(!state.connected && !state.registered && state.error.contains(&etcd.endpoints()[0]), "{state:?}");
     etcd.restart().expect("a restart");
     wait_for(&runtime, &a, &["a"]);
-    wait_until("a member", || status(&runtime, &a).registered);
+    until("a member", PATIENCE, || status(&runtime, &a).registered);
     a.stop();
 }
 
@@ -186,7 +179,7 @@ fn a_quiet_watch_lasts() {
     let runtime = Runtime::new().expect("a runtime");
     let etcd = Etcd::start(1);
     let a = options(&etcd, "a").start();
-    wait_until("a member", || status(&runtime, &a).registered);
+    until("a member", PATIENCE, || status(&runtime, &a).registered);
     // Longer than two pings: etcd hangs up on clients that send them too often.
     std::thread::sleep(Duration::from_secs(14));
     let log = a.log();
@@ -207,20 +200,20 @@ fn what_was_last_heard_stays_in_force_while_etcd_is_away() {
     let before = wait_for(&runtime, &a, &["a", "b"]);
     // Away for longer than a lease; then silent for longer; then back without anything it knew.
     etcd.kill_all();
-    wait_until("it is noticed", || status(&runtime, &a).silent_s > 3.0);
+    until("it is noticed", PATIENCE, || status(&runtime, &a).silent_s > 3.0);
     assert_eq!(topology(&runtime, &a), before);
     etcd.restart().expect("a restart");
-    wait_until("it is found", || status(&runtime, &a).connected && status(&runtime, &a).registered);
+    until("it is found", PATIENCE, || status(&runtime, &a).connected && status(&runtime, &a).registered);
     etcd.pause(0);
-    wait_until("it is noticed", || status(&runtime, &a).silent_s > 3.0);
+    until("it is noticed", PATIENCE, || status(&runtime, &a).silent_s > 3.0);
     etcd.resume(0);
-    wait_until("it is found", || {
+    until("it is found", PATIENCE, || {
         [&a, &b].iter().all(|n| status(&runtime, n).connected && status(&runtime, n).registered)
     });
     assert_eq!(topology(&runtime, &a).nodes, before.nodes);
     etcd.kill_all();
     etcd.restart_empty().expect("a restart");
-    wait_until("they are back", || [&a, &b].iter().all(|n| status(&runtime, n).registered));
+    until("they are back", PATIENCE, || [&a, &b].iter().all(|n| status(&runtime, n).registered));
     assert_eq!(topology(&runtime, &a).nodes, before.nodes);
     assert_ne!(topology(&runtime, &a).cluster, 0);
     [a, b].into_iter().for_each(Server::stop);
@@ -235,10 +228,10 @@ fn losing_a_member_or_the_quorum_changes_nothing() {
     let leader = etcd.wait_for_leader().expect("a leader");
     etcd.kill(leader);
     etcd.kill((leader + 1) % 3);
-    wait_until("it is noticed", || [&a, &b].iter().all(|n| !status(&runtime, n).connected));
+    until("it is noticed", PATIENCE, || [&a, &b].iter().all(|n| !status(&runtime, n).connected));
     assert_eq!(topology(&runtime, &a).nodes, before.nodes);
     etcd.restart().expect("a restart");
-    wait_until("they are back", || {
+    until("they are back", PATIENCE, || {
         [&a, &b].iter().all(|n| status(&runtime, n).connected && status(&runtime, n).registered)
     });
     assert_eq!(topology(&runtime, &b).nodes, before.nodes);
@@ -351,7 +344,7 @@ fn commands_tell_of_nodes_that_are_drained_missing_or_too_few() {
     wait_for(&runtime, &a, &["a"]);
     let mut status = String::new();
     let line = format!("b: out of the topology, at {} (`forebay undrain b` brings it back)", b.endpoint);
-    wait_until("it is shown", || {
+    until("it is shown", PATIENCE, || {
         status = said(cached(&a, &["status"]));
         status.contains(&line)
     });
@@ -373,9 +366,9 @@ fn an_etcd_with_users_knows_a_node_by_its_password() {
     };
     // The file is read again for each connection: what was wrong may be mended.
     let server = with("a", "another");
-    wait_until("it is refused", || status(&runtime, &server).error.contains("authentication failed"));
+    until("it is refused", PATIENCE, || status(&runtime, &server).error.contains("authentication failed"));
     std::fs::write(file.path(), "of-etcd\n").expect("write it");
-    wait_until("it is a member", || status(&runtime, &server).registered);
+    until("it is a member", PATIENCE, || status(&runtime, &server).registered);
     assert_eq!(names(&wait_for(&runtime, &server, &["a"])), ["a"]);
     assert!(!server.log().contains("of-etcd"));
     server.stop();

@@ -12,6 +12,7 @@ use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::wait::until;
 use futures::TryStreamExt;
 use serde_json::Value;
 
@@ -51,7 +52,7 @@ impl Cluster {
 
     /// Waits until all nodes know those that there are, and no others.
     fn wait_until_agreed(&self) {
-        wait_until("the nodes know each other", || {
+        until("the nodes know each other", PATIENCE, || {
             self.nodes.iter().all(|node| {
                 let status = status(node);
                 status["membership"]["registered"] == true
@@ -115,14 +116,6 @@ fn status(node: &Server) -> Value {
     patient(|| Run::new("forebay").args(["status", "--endpoint", &node.endpoint]))
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} in {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 #[test]
 fn copies_outlive_the_node_that_made_them() {
     let two: &[&str] = &["--replicas", "2"];
@@ -153,7 +146,7 @@ fn a_node_that_comes_back_empty_gets_its_copies_again() {
     cluster.nodes.remove(1);
     cluster.join(second);
     // Nobody has opened the dataset there: copies need no manifest.
-    wait_until("all copies are there again", || counter(&cluster.nodes[1], "peer_fills") >= segments);
+    until("all copies are there again", PATIENCE, || counter(&cluster.nodes[1], "peer_fills") >= segments);
     assert_eq!(counter(&cluster.nodes[1], "s3_requests"), 0);
 }
 
@@ -212,7 +205,7 @@ fn replicas_are_set_by_dataset() {
     assert_eq!(got, wanted);
     cluster.nothing_again(fetched);
     set("0");
-    wait_until("one is wanted again", || cluster.copies().1 == segments);
+    until("one is wanted again", PATIENCE, || cluster.copies().1 == segments);
     let alone = ServerOptions::for_s3(&cluster.s3).start();
     let line = ["replicas", &cluster.uri(), "2", "--endpoint", &alone.endpoint];
     let why = Run::new("forebay").args(line).end().expect_failure();
@@ -250,7 +243,7 @@ fn copies_of_raw_blocks_outlive_the_node_that_made_them() {
     let two: &[&str] = &["--replicas", "2"];
     let mut cluster = Cluster::start(&[two, two, two]);
     let object = load_raw(&cluster, 8);
-    wait_until("each block is at two nodes", || raw_blocks(&cluster) == 16);
+    until("each block is at two nodes", PATIENCE, || raw_blocks(&cluster) == 16);
     cluster.nodes[0].kill();
     cluster.nodes.remove(0);
     let got = cluster.command(&["get", &cluster.s3.uri("raw")]).end().expect_success();
@@ -283,7 +276,7 @@ fn raw_blocks_that_are_hot_get_further_copies() {
     };
     let readers: Vec<_> = (0..9).map(|n| runtime.spawn(reader(n))).collect();
     let served = || cluster.nodes.iter().skip(1).map(|node| counter(node, "bytes_served")).min();
-    wait_until("the other nodes serve hot blocks", || {
+    until("the other nodes serve hot blocks", PATIENCE, || {
         assert!(!readers.iter().any(tokio::task::JoinHandle::is_finished), "a reader has ended");
         served() > Some(wanted.len() as u64)
     });

@@ -17,7 +17,7 @@ use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use futures::TryStreamExt;
 use serde_json::Value;
 
-use crate::commands::{cached, counter, digests, direct, epoch, json, rows};
+use crate::commands::{cached, counter, digests, direct, epoch, json, rows, until};
 use crate::fixtures::{self, Comparison};
 use crate::refused::{check, is_about_waiting};
 
@@ -30,15 +30,6 @@ pub fn store() -> (S3Server, String) {
 
 fn parse(json: &[u8]) -> Value {
     serde_json::from_slice(json).expect("JSON")
-}
-
-/// Waits until `happened`, at most half a minute.
-pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !happened() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what} does not happen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// One epoch by four ranks, in the middle of which the node is ended.

@@ -1,7 +1,7 @@
 //! Readers on the node's own host: over its Unix socket, and through shared memory. The values and their
 //! order are those that come by TCP, and the node's counters say which way they came.
 
-use crate::commands::{cached, counter, digest, digests, direct, epoch, json, metric};
+use crate::commands::{cached, counter, digest, digests, direct, epoch, json, metric, until};
 use crate::fixtures;
 use arrow::array::RecordBatch;
 use forebay_client::loader::{Ending, Event, Loader, LoaderSettings, Shuffle};
@@ -13,7 +13,6 @@ use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 /// MNIST's training images in an object store, and a node that reads them.
@@ -42,15 +41,6 @@ fn read(endpoint: &str, uri: &str, segment_bytes: u64, settings: &LoaderSettings
         }
         batches
     })
-}
-
-/// Waits until `happened`, at most half a minute.
-fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !happened() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what} does not happen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

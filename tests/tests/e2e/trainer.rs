@@ -8,6 +8,7 @@ use forebay_tests::harness::ports::{free_address, free_addresses};
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::slow::{SlowProxy, Slowness};
+use forebay_tests::harness::wait::until;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -263,11 +264,8 @@ fn newest(folder: &str) -> u64 {
 impl Stage {
     /// Waits until training is under way.
     fn wait_for_rows(&self) {
-        let start = Instant::now();
-        while counter(&self.server, "rows_served") == 0 {
-            assert!(start.elapsed() < Duration::from_secs(60), "no rows are asked for");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let are_asked_for = || counter(&self.server, "rows_served") > 0;
+        until("rows are asked for", Duration::from_secs(60), are_asked_for);
         // Ranks that have got rows have met each other; a moment later they are taking steps.
         std::thread::sleep(Duration::from_millis(500));
     }

@@ -23,6 +23,9 @@ const JUDGED: &str = " at ";
 /// What nearly all benchmarks measure.
 const READ_PATH: [&str; 4] = ["proto/src", "dataset/src", "cache-server/src", "client/src"];
 
+/// What they measure with: the object store, the slow network, the readers.
+const HARNESS: &str = "tests/src/harness";
+
 /// Sections of docs/benchmarks.md, and what they measure beside the read path.
 const MEASURED: [(&str, &[&str]); 14] = [
     ("make demo", &["tests/src/demo", "tests/src/demo.rs", "trainer/src"]),
@@ -41,7 +44,7 @@ const MEASURED: [(&str, &[&str]); 14] = [
     ("make mutate", &["tests/mutations", "tests/tests", "trainer/src", "python"]),
 ];
 
-/// Sections whose figures know nothing of the read path, and what they measure.
+/// Sections whose figures know nothing of the read path and of the harness, and what they measure.
 const MEASURED_ALONE: [(&str, &[&str]); 2] = [
     ("make parity", &["tests/parity", "tests/src/bin/forebay-parity.rs", "trainer/c10d"]),
     ("DDP's own figures", &["tests/src/bin/forebay-ddp-figures.rs", "trainer/c10d"]),
@@ -84,7 +87,7 @@ pub fn stale() -> Vec<String> {
         let changes = git(&[&["rev-list", "--count", &range, "--"], &code(&section)?[..]].concat());
         let changes = String::from_utf8_lossy(&changes.stdout).trim().to_owned();
         (changes != "0")
-            .then(|| format!("{section}, {commit}: {changes} later commits change what it measures"))
+            .then(|| format!("{section}, {commit}: {changes} later commits change what it measures, or how"))
     };
     tables(&text).into_iter().filter_map(age).collect()
 }
@@ -94,7 +97,8 @@ fn code(section: &str) -> Option<Vec<&'static str>> {
     let of = |known: &[(&str, &'static [&'static str])]| {
         known.iter().find(|(name, _)| *name == section).map(|(_, code)| code.to_vec())
     };
-    of(&MEASURED).map(|code| [&READ_PATH[..], &code].concat()).or_else(|| of(&MEASURED_ALONE))
+    let with_path = |code: Vec<&'static str>| [&READ_PATH[..], &[HARNESS], &code].concat();
+    of(&MEASURED).map(with_path).or_else(|| of(&MEASURED_ALONE))
 }
 
 /// The sections of a text: title and text, on one line each.
@@ -197,10 +201,18 @@ fn each_table_names_its_commit_and_what_it_measures() {
             wrong.push(format!("{section}: MEASURED does not say which code it measures"));
         }
     }
-    let all = MEASURED.iter().chain(&MEASURED_ALONE).flat_map(|(_, code)| *code).chain(&READ_PATH);
+    let all = MEASURED.iter().chain(&MEASURED_ALONE).flat_map(|(_, code)| *code);
+    let all = all.chain(&READ_PATH).chain([&HARNESS]);
     let gone = all.filter(|path| !root().join(path).exists());
     wrong.extend(gone.map(|path| format!("{path}: is no file or folder")));
     assert!(wrong.is_empty(), "tables of docs/benchmarks.md:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_table_is_as_old_as_what_measures_it() {
+    let depends = |section| code(section).is_some_and(|code| code.contains(&HARNESS));
+    assert!(depends("make bench-cluster") && depends("make bench-store"));
+    assert!(!depends("make parity") && !depends("no such section"));
 }
 
 #[test]

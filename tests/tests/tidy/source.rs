@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 /// Files of the product: its crates without their tests, and without the tests crate.
-const PRODUCT: [&str; 9] = [
+const PRODUCT: [&str; 11] = [
     "proto/src/",
+    "tls/src/",
     "dataset/src/",
     "cache-server/src/",
     "client/src/",
@@ -12,6 +13,7 @@ const PRODUCT: [&str; 9] = [
     "images/src/",
     "trainer/src/",
     "trainer/c10d/src/",
+    "trainer/c10d-nccl/src/",
     "python/src/",
 ];
 

@@ -56,7 +56,7 @@ impl Receiver {
             }
             StreamEvent::Rows(rows) => {
                 if let Some(message) = &mut self.message {
-                    message.decoder.push_rows(rows);
+                    message.decoder.push_rows(rows, scope.buffer.schema());
                 }
             }
             StreamEvent::End => {

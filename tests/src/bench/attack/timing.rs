@@ -1,5 +1,6 @@
 //! How long a node takes to refuse a token: two kinds of them in turn, over one connection.
 
+use crate::harness::report::median;
 use anyhow::Context;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
@@ -32,13 +33,13 @@ impl RefusalTimes {
 
     /// Of each kind, in microseconds.
     pub fn medians_us(&self) -> [f64; 2] {
-        [0, 1].map(|kind| median(self.pairs_us.iter().map(|pair| pair[kind]).collect()))
+        [0, 1].map(|kind| median(&self.pairs_us.iter().map(|pair| pair[kind]).collect::<Vec<_>>()))
     }
 
     /// By how much the first kind takes longer than the second one, in microseconds: the median of the pairs.
     /// Load on the machine slows both of a pair down.
     pub fn difference_us(&self) -> f64 {
-        median(self.pairs_us.iter().map(|[a, b]| a - b).collect())
+        median(&self.pairs_us.iter().map(|[a, b]| a - b).collect::<Vec<_>>())
     }
 
     /// Whether one kind is the slower one of more pairs than it would be by chance.
@@ -47,11 +48,6 @@ impl RefusalTimes {
         let count = self.count() as f64;
         (slower - count / 2.0).abs() > DEVIATIONS * count.sqrt() / 2.0
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Asks a method with one `authorization` and with another one in turn.

@@ -112,7 +112,7 @@ fn one(
     let under = match way {
         ContentWay::Direct => return Ok(vec![undisturbed::direct(stage)?]),
         ContentWay::OneNode => return undisturbed::one_node(stage, found),
-        ContentWay::ThreeNodes => return undisturbed::three_nodes(stage),
+        ContentWay::ThreeNodes => return undisturbed::three_nodes(stage, found),
         ContentWay::Resume => return Ok(vec![resumed::read(stage)?]),
         ContentWay::Kills => disturbed::kills(stage, options.kills, options.seed, found),
         ContentWay::Silence => disturbed::silence(stage, options.silence_s, options.seed, found),

@@ -9,6 +9,7 @@ use crate::harness::report::Row;
 use crate::harness::table::Table;
 use fastrand::Rng;
 use forebay_proto::{ring, v1};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Waits that end within this time after a fault count as its effect. Readers recover long before.
@@ -49,6 +50,8 @@ struct KillCosts {
     s3_bytes: Vec<f64>,
     /// The same over what the node owned.
     shares: Vec<f64>,
+    /// Of that, the node's own segments. The rest is of segments that leave the survivors' caches.
+    own_shares: Vec<f64>,
     /// Epochs read until the node was a member again.
     epochs: Vec<f64>,
 }
@@ -121,17 +124,23 @@ fn kills(
         nodes.wait_until_agreed(&world.runtime)?;
         let epochs = reader.batches_between(at, Instant::now()) as f64 / batches_per_epoch;
         std::thread::sleep(Duration::from_secs(2));
-        let bytes = world.s3_bytes(table) as f64;
+        let log = world.s3.take_log();
+        let bytes = table.data_bytes(&log) as f64;
+        let own_bytes = table.data_bytes_of(&log, &owned(reader, table, nodes.count(), victim)) as f64;
         // Bounded caches need not hold all copies at any time.
         if settings.cache_shares.is_none() {
             world.wait_for_copies(nodes, table, settings.replicas)?;
         }
         let back = reader.longest_wait_ms(up);
-        eprintln!("kill of node {victim}: {stall:.0} ms, then {back:.0} ms, {bytes:.0} bytes from S3");
+        eprintln!(
+            "kill of node {victim}: {stall:.0} ms, then {back:.0} ms, {bytes:.0} bytes from S3, {own_bytes:.0} of them its own"
+        );
         costs.stalls_ms.push(stall);
         costs.back_stalls_ms.push(back);
         costs.s3_bytes.push(bytes);
-        costs.shares.push(bytes / owned_bytes(reader, table, nodes.count(), victim));
+        let owned = owned_bytes(reader, table, nodes.count(), victim);
+        costs.shares.push(bytes / owned);
+        costs.own_shares.push(own_bytes / owned);
         costs.epochs.push(epochs);
     }
     Ok(costs)
@@ -160,7 +169,10 @@ fn judge(settings: &NodeFaults, costs: &KillCosts, found: &mut Findings) {
     let shares = Row::of(format!("{what}_s3_over_owned"), "ratio", &costs.shares);
     match settings.cache_shares {
         None => check_s3(settings, "dies", shares.max, found),
-        Some(_) => check_s3_by_epochs(settings, costs, found),
+        Some(_) => {
+            check_s3_by_epochs(settings, costs, found);
+            check_own_by_epochs(what, costs, found);
+        }
     }
     found.rows.push(shares);
 }
@@ -203,13 +215,55 @@ fn check_s3_by_epochs(settings: &NodeFaults, costs: &KillCosts, found: &mut Find
     found.rows.push(reads);
 }
 
+/// The same of the dead node's own segments alone. Each has one owner at a time, which reads it from S3 once
+/// in an epoch for all readers. Survivors begin where the job stands when the node dies, and are back
+/// at their own segments where it stands when the node is a member again. Nodes fetch ahead to the end of the
+/// next epoch: two epochs more at most.
+fn check_own_by_epochs(what: &str, costs: &KillCosts, found: &mut Findings) {
+    let over_reads: Vec<f64> =
+        costs.own_shares.iter().zip(&costs.epochs).map(|(share, epochs)| share / (epochs + 2.0)).collect();
+    let reads = Row::of(format!("{what}_s3_own_over_reads"), "ratio", &over_reads);
+    let text = format!(
+        "{what}: a dead node's own segments were read from S3 {:.2} times in each epoch that was read or begun, 1 allowed",
+        reads.max
+    );
+    found.check(reads.max <= 1.0, text);
+    found.rows.push(Row::of(format!("{what}_s3_own_over_owned"), "ratio", &costs.own_shares));
+    found.rows.push(reads);
+}
+
 /// Bytes in S3 of the segments that a node owns.
 pub fn owned_bytes(reader: &BackgroundReader, table: &Table, count: usize, node: usize) -> f64 {
+    let owned = owned(reader, table, count, node).len();
+    table.projected_bytes() as f64 / table.segments as f64 * owned as f64
+}
+
+/// The segments that a node owns.
+fn owned(reader: &BackgroundReader, table: &Table, count: usize, node: usize) -> BTreeSet<u64> {
     let members: Vec<v1::Node> =
         (0..count).map(|node| v1::Node { name: name(node), weight: 1.0, ..Default::default() }).collect();
     let manifest = &reader.dataset().manifest;
     let (ring, balance) = (ring::Ring::new(&members), ring::Balance::of(&members, [&**manifest]));
     let owner = |segment| manifest.segment_id(segment).ok().and_then(|id| balance.owner(&ring, id));
-    let owned = (0..table.segments as u32).filter(|&segment| owner(segment) == Some(node)).count();
-    table.projected_bytes() as f64 / table.segments as f64 * owned as f64
+    (0..table.segments as u32).filter(|&segment| owner(segment) == Some(node)).map(u64::from).collect()
+}
+
+#[test]
+fn only_a_dead_nodes_own_segments_are_held_against_its_reads() {
+    let costs = |own_share: f64| KillCosts {
+        // The survivors' own segments make the bytes more than the dead node's reads could.
+        shares: vec![4.06],
+        own_shares: vec![own_share],
+        epochs: vec![1.7],
+        ..Default::default()
+    };
+    let judged = |own_share: f64| {
+        let mut found = Findings::default();
+        check_own_by_epochs("kill_bounded", &costs(own_share), &mut found);
+        (found.rows[1].name.clone(), found.broken().is_empty())
+    };
+    let row = || "kill_bounded_s3_own_over_reads".to_owned();
+    assert_eq!(judged(2.5), (row(), true));
+    assert_eq!(judged(3.7), (row(), true), "in each epoch that was read, and two more");
+    assert_eq!(judged(3.8), (row(), false), "a segment twice in one epoch");
 }

@@ -11,6 +11,7 @@ use crate::harness::reader::Job;
 use crate::harness::s3::S3Server;
 use crate::harness::slow::{SlowProxy, Slowness};
 use crate::harness::table::Table;
+use crate::harness::wait::try_until;
 use anyhow::Context;
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -82,12 +83,10 @@ impl World {
         replicas: u32,
     ) -> anyhow::Result<BackgroundReader> {
         let reader = BackgroundReader::start(&self.runtime, &nodes.endpoints(), table, job)?;
-        let began = Instant::now();
-        while reader.epochs() < 1 {
+        try_until("an epoch is read", WARM, || {
             anyhow::ensure!(reader.errors().is_empty(), "a rank ended: {:?}", reader.errors());
-            anyhow::ensure!(began.elapsed() < WARM, "no epoch within {WARM:?}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            Ok(reader.epochs() > 0)
+        })?;
         self.wait_for_copies(nodes, table, replicas)?;
         Ok(reader)
     }

@@ -14,6 +14,7 @@ use crate::harness::reader::Job;
 use crate::harness::report::Row;
 use crate::harness::s3::S3Server;
 use crate::harness::table::{MIB_ROWS, Table};
+use crate::harness::wait::try_until;
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -210,7 +211,7 @@ impl HangStage {
         let began = Instant::now();
         self.disk.tell("hang")?;
         let mut then = NodeThreads::default();
-        wait_until("the disk is set aside", || {
+        try_until("the disk is set aside", PATIENCE, || {
             then = then.most(NodeThreads::of(node.pid())?);
             Ok(node.log().matches(SET_ASIDE).count() > round)
         })?;
@@ -220,7 +221,11 @@ impl HangStage {
         let s3_bytes = self.table.data_bytes(&self.s3.take_log());
         let missed = self.missed()? - missed;
         self.disk.heal()?;
-        wait_until("the disk is used again", || Ok(node.log().matches(WORKS_AGAIN).count() > round))?;
+        try_until(
+            "the disk is used again",
+            PATIENCE,
+            || Ok(node.log().matches(WORKS_AGAIN).count() > round),
+        )?;
         self.epochs(reader, 2)?;
         self.copies(runtime)?;
         let seen = HangSeen {
@@ -245,7 +250,7 @@ impl HangStage {
     /// Waits for this number of further epochs.
     fn epochs(&self, reader: &BackgroundReader, more: usize) -> anyhow::Result<()> {
         let wanted = reader.epochs() + more;
-        wait_until("the job reads on", || {
+        try_until("the job reads on", PATIENCE, || {
             anyhow::ensure!(reader.errors().is_empty(), "a rank ended: {:?}", reader.errors());
             Ok(reader.epochs() >= wanted)
         })
@@ -254,7 +259,7 @@ impl HangStage {
     /// The most threads that the node with the disk has while the job reads an epoch whole.
     fn most_threads_of_an_epoch(&self, reader: &BackgroundReader) -> anyhow::Result<NodeThreads> {
         let (wanted, mut most) = (reader.epochs() + 2, NodeThreads::default());
-        wait_until("the job reads on", || {
+        try_until("the job reads on", PATIENCE, || {
             anyhow::ensure!(reader.errors().is_empty(), "a rank ended: {:?}", reader.errors());
             most = most.most(NodeThreads::of(self.nodes[0].pid())?);
             Ok(reader.epochs() >= wanted)
@@ -265,7 +270,7 @@ impl HangStage {
     /// Waits until each segment lies on two nodes, or on the only one.
     fn copies(&self, runtime: &Runtime) -> anyhow::Result<()> {
         let wanted = self.table.segments * self.nodes.len().min(2) as u64;
-        wait_until("the nodes hold all copies", || {
+        try_until("the nodes hold all copies", PATIENCE, || {
             let mut held = 0;
             for node in &self.nodes {
                 let status = runtime.block_on(status(node))?;
@@ -307,13 +312,4 @@ impl NodeThreads {
     fn most(self, other: Self) -> Self {
         Self { all: self.all.max(other.all), asleep: self.asleep.max(other.asleep) }
     }
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
-    let began = Instant::now();
-    while !done()? {
-        anyhow::ensure!(began.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }

@@ -2,8 +2,8 @@
 //! 8 with segments of the default size), of which its cache holds a quarter. Segments are evicted, and most
 //! are served from memory, to four jobs at once.
 //!
-//! The figure is the kernel's high-water mark of resident memory, mapped segment files included. A second row
-//! has the anonymous memory alone.
+//! The figure is the kernel's high-water mark of resident memory, mapped segment files included. Further rows
+//! have its parts, each at its own highest: anonymous memory, and files, which are segments and the program.
 
 use super::node::counters;
 use crate::harness::check::Findings;
@@ -38,6 +38,7 @@ pub struct MemorySettings {
 struct Peak {
     resident_mib: f64,
     anonymous_mib: f64,
+    files_mib: f64,
 }
 
 /// Runs it.
@@ -58,7 +59,8 @@ pub fn run(runtime: &Runtime, settings: &MemorySettings) -> anyhow::Result<Findi
     let mut found = Findings::default();
     let text = format!("{} = {:.0}, at most 200, with a budget of {budget} MiB", row.name, row.max);
     found.check(row.max <= 200.0, text);
-    found.rows.extend([row, anonymous]);
+    let files: Vec<f64> = peaks.iter().map(|peak| peak.files_mib).collect();
+    found.rows.extend([row, anonymous, Row::of(format!("rss_files{kind}_mb"), "MiB", &files)]);
     Ok(found)
 }
 
@@ -70,12 +72,14 @@ async fn peak(s3: &S3Server, table: &Table, settings: &MemorySettings) -> anyhow
     let options = options.args(["--memory-bytes", &format!("{budget_mib}MiB")]);
     let options = options.allow_log("neither the cache nor memory has room");
     let server = options.try_start()?;
-    let (anonymous, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (parts, done) = (Arc::new(<[AtomicU64; 2]>::default()), Arc::new(AtomicBool::new(false)));
     let watch = {
-        let (pid, anonymous, done) = (server.pid(), anonymous.clone(), done.clone());
+        let (pid, parts, done) = (server.pid(), parts.clone(), done.clone());
         tokio::spawn(async move {
             while !done.load(Ordering::Relaxed) {
-                anonymous.fetch_max(kib(pid, "RssAnon").unwrap_or(0), Ordering::Relaxed);
+                for (part, field) in parts.iter().zip(["RssAnon", "RssFile"]) {
+                    part.fetch_max(kib(pid, field).unwrap_or(0), Ordering::Relaxed);
+                }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         })
@@ -96,8 +100,10 @@ async fn peak(s3: &S3Server, table: &Table, settings: &MemorySettings) -> anyhow
     let counters = counters(&server).await?;
     anyhow::ensure!(counters.evictions > 0 && counters.bypassed > 0, "nothing was evicted or in transit");
     server.try_stop()?;
-    let anonymous = anonymous.load(Ordering::Relaxed);
-    Ok(Peak { resident_mib: resident as f64 / 1024.0, anonymous_mib: anonymous as f64 / 1024.0 })
+    let [anonymous, files] = [0, 1].map(|part: usize| parts[part].load(Ordering::Relaxed));
+    let [resident_mib, anonymous_mib, files_mib] =
+        [resident, anonymous, files].map(|kib| kib as f64 / 1024.0);
+    Ok(Peak { resident_mib, anonymous_mib, files_mib })
 }
 
 /// A field of `/proc/PID/status`, in KiB.

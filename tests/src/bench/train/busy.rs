@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::trainer;
 use super::utilisation::Utilisation;
-use crate::harness::check::Findings;
+use crate::harness::check::{Check, Findings};
 use crate::harness::mnist;
 use crate::harness::process::{Run, ServerOptions};
-use crate::harness::report::Row;
+use crate::harness::report::{Row, median};
 use crate::harness::s3::S3Server;
 use crate::harness::slow::{SlowProxy, Slowness};
 
@@ -42,26 +42,28 @@ pub fn measure(runs: u32) -> Result<Findings> {
     train(&["--data-only", "--epochs", "1"])?;
     let (mut own, mut warm, mut late) = (Vec::new(), Vec::new(), Vec::new());
     let (mut cold, mut cold_samples) = (Vec::new(), Vec::new());
+    let (mut warm_bytes, mut cold_bytes) = (0.0, f64::INFINITY);
     for _ in 0..runs {
         let alone = train(&["--data-only", "--epochs", "6"])?;
         let steps = number(&alone, "steps_per_epoch")?;
         // An epoch is over in a moment, and one alone says little; the first is like no other.
         let epochs = alone["epochs"].as_array().into_iter().flatten().skip(1);
-        let mut seconds = epochs.map(|epoch| number(epoch, "seconds")).collect::<Result<Vec<_>>>()?;
-        seconds.sort_by(f64::total_cmp);
-        let loader_ms = 1e3 * seconds[seconds.len() / 2] / steps;
+        let seconds = epochs.map(|epoch| number(epoch, "seconds")).collect::<Result<Vec<_>>>()?;
+        let loader_ms = 1e3 * median(&seconds) / steps;
         own.push(loader_ms);
         let step = loader_ms / HEADSPACE;
         let step_ms = format!("{step:.3}");
         let emulated = train(&["--emulate-step-ms", &step_ms, "--epochs", "4"])?;
         for epoch in emulated["epochs"].as_array().into_iter().flatten() {
             warm.push(utilisation(epoch, steps, step)?);
+            warm_bytes += number(epoch, "s3_bytes")?;
             late.push(1e3 * (number(&epoch["times"], "compute_ms_mean")? - step));
         }
         free()?;
         let first = train(&["--emulate-step-ms", &step_ms, "--epochs", "1"])?;
         cold.push(utilisation(&first["epochs"][0], steps, step)?);
         cold_samples.push(number(&first["epochs"][0], "samples_per_s")?);
+        cold_bytes = number(&first["epochs"][0], "s3_bytes")?.min(cold_bytes);
     }
     server.try_stop()?;
     let mut rows = Vec::from(utilisation_rows("au_warm", &warm));
@@ -71,7 +73,14 @@ pub fn measure(runs: u32) -> Result<Findings> {
         Row::of("au_loader_ms_per_step", "ms", &own),
         Row::of("au_cold_samples_per_s", "samples/s", &cold_samples),
     ]);
-    Ok(Findings { rows, checks: Vec::new() })
+    Ok(Findings { rows, checks: vec![temperature(warm_bytes, cold_bytes)] })
+}
+
+/// Whether warm epochs read nothing from S3, all together, and each cold one did: else the rows are not of
+/// what they are named after.
+fn temperature(warm_bytes: f64, cold_bytes: f64) -> Check {
+    let text = format!("warm epochs read {warm_bytes} bytes from S3, a cold one {cold_bytes} at least");
+    Check::of(text, "", warm_bytes == 0.0 && cold_bytes > 0.0)
 }
 
 /// The three definitions side by side. The first one keeps the plain name.
@@ -102,4 +111,10 @@ fn each_definition_has_a_row() {
     let rows = utilisation_rows("au_warm", &[epoch]).map(|row| (row.name, row.value));
     let wanted = [("au_warm", 99.0), ("au_warm_nominal", 97.0), ("au_warm_all_steps", 50.0)];
     assert_eq!(rows, wanted.map(|(name, value)| (name.to_owned(), value)));
+}
+
+#[test]
+fn warm_epochs_are_warm_and_cold_ones_cold() {
+    let is_kept = |warm, cold| !temperature(warm, cold).is_broken();
+    assert!(is_kept(0.0, 1.0) && !is_kept(1.0, 1.0) && !is_kept(0.0, 0.0));
 }

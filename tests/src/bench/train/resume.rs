@@ -1,7 +1,7 @@
 //! A run is killed and resumed by another number of ranks, twice: does it see the samples of an undisturbed
 //! run?
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -12,6 +12,12 @@ use crate::harness::process::ServerOptions;
 use crate::harness::report::Row;
 use crate::harness::s3::S3Server;
 
+/// How many epochs a run has.
+const EPOCHS: usize = 3;
+
+/// The ranks of the runs that are killed, and the step whose checkpoint each leaves at least.
+const KILLED: [(&str, u64); 2] = [("2", 100), ("1", 270)];
+
 /// Runs it: 2 ranks, killed, 1 rank, killed, 3 ranks to the end.
 pub fn measure() -> Result<Findings> {
     let s3 = S3Server::start();
@@ -21,29 +27,43 @@ pub fn measure() -> Result<Findings> {
     let folder = tempfile::tempdir()?;
     let line = |ranks: &str, checkpoints: &str| {
         let directory = folder.path().join(checkpoints).to_string_lossy().into_owned();
-        let line =
-            ["--endpoint", &endpoint, "--train", &uri, "--epochs", "3", "--batch", "60", "--nproc", ranks];
-        let line =
-            line.into_iter().chain(["--verify", "--checkpoint-every", "9", "--checkpoint-dir", &directory]);
+        let epochs = EPOCHS.to_string();
+        let line = ["--endpoint", &endpoint, "--train", &uri, "--epochs", &epochs, "--verify"];
+        let line = line.into_iter().chain(["--batch", "60", "--nproc", ranks]);
+        let line = line.chain(["--checkpoint-every", "9", "--checkpoint-dir", &directory]);
         line.map(str::to_owned).collect::<Vec<_>>()
     };
     let (straight, _) = trainer::report(line("2", "straight"), folder.path())?;
     let directory = folder.path().join("killed");
-    for (ranks, step) in [("2", 100), ("1", 270)] {
+    let mut told = Vec::new();
+    for (ranks, step) in KILLED {
         let mut run = trainer::run(line(ranks, "killed"))?.try_start()?;
         trainer::wait_for_step(&mut run, &directory, step)?;
-        // Dropped, it is killed; its ranks go with it.
-        drop(run);
+        // Its ranks go with it.
+        trainer::kill(run.pid())?;
+        told.push(String::from_utf8_lossy(&run.try_end()?.stdout).into_owned());
     }
-    let (resumed, _) = trainer::report(line("3", "killed"), folder.path())?;
+    let (resumed, last) = trainer::report(line("3", "killed"), folder.path())?;
+    told.push(last);
     server.try_stop()?;
+    // A run that began again from its first step would have equal digests too.
+    for ((ranks, step), said) in KILLED.iter().zip(&told[1..]) {
+        let after = resumed_after(said);
+        ensure!(after >= Some(*step), "after {ranks} ranks the run went on from {after:?}: {said}");
+    }
+    ensure!(digests(&straight)?.1.len() == EPOCHS, "the undisturbed run tells other epochs: {straight}");
     let equal = digests(&straight)? == digests(&resumed)? && straight["steps"] == resumed["steps"];
     let text = format!(
-        "2 ranks, killed, 1 rank, killed, 3 ranks: digests of order and values {} the undisturbed run's over 3 epochs",
+        "2 ranks, killed, 1 rank, killed, 3 ranks: digests of order and values {} the undisturbed run's over {EPOCHS} epochs",
         if equal { "equal to" } else { "DIFFERS from" }
     );
     let rows = vec![Row::of("resume_digests_equal", "1 = yes", &[f64::from(u8::from(equal))])];
     Ok(Findings { rows, checks: vec![Check::of(text, "", equal)] })
+}
+
+/// The step that a run says it went on after.
+fn resumed_after(said: &str) -> Option<u64> {
+    said.split_once("resumed after step ")?.1.split(':').next()?.parse().ok()
 }
 
 /// The order digest of a run, and the content digest of each of its epochs. An epoch that was resumed is told
@@ -68,4 +88,11 @@ fn of_an_epoch_that_was_resumed_the_whole_counts() {
     });
     let wanted = [(0, "aa"), (1, "bb"), (2, "cc")].map(|(number, digest)| (number, digest.to_owned()));
     assert_eq!(digests(&report).expect("digests"), ("0f".to_owned(), BTreeMap::from(wanted)));
+}
+
+#[test]
+fn a_run_that_began_again_is_told_from_one_that_went_on() {
+    let said = "3 ranks\nresumed after step 270: epoch 2, 6180 of its samples done\n";
+    assert_eq!(resumed_after(said), Some(270));
+    assert!(resumed_after("epoch 1: 167 steps") < Some(100), "it did not go on at all");
 }

@@ -1,6 +1,7 @@
 //! One way of a training, and the figures of its epochs.
 
 use crate::bench::train::utilisation::Utilisation;
+use crate::harness::report;
 use forebay_train::bytes;
 use serde_json::Value;
 
@@ -99,7 +100,6 @@ pub fn cells(way: &Way) -> [String; HEADS.len() - 1] {
     ]
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
+fn median(values: Vec<f64>) -> Option<f64> {
+    (!values.is_empty()).then(|| report::median(&values))
 }

@@ -3,6 +3,7 @@
 use super::*;
 use forebay_tests::harness::s3_client::{S3Ask, S3Client};
 use forebay_tests::harness::slow::{SlowProxy, Slowness};
+use forebay_tests::harness::wait;
 
 #[test]
 fn readers_of_a_cold_block_get_bytes_as_they_come() {
@@ -146,12 +147,8 @@ fn what_is_written_is_seen_when_what_was_known_is_too_old() {
 }
 
 /// Waits until something is so; soon, long before what a node knows is too old.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+fn until(what: &str, is_so: impl FnMut() -> bool) {
+    wait::until(what, Duration::from_secs(20), is_so);
 }
 
 #[test]

@@ -5,8 +5,9 @@ use super::super::nodes::Nodes;
 use super::stage::{ContentRead, ContentStage};
 use crate::harness::background::BackgroundReader;
 use crate::harness::check::Findings;
+use crate::harness::wait::try_until;
 use fastrand::Rng;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// How many nodes there are.
@@ -125,21 +126,16 @@ fn beside(
 
 /// Waits until all ranks are through an epoch.
 fn wait_for_epoch(reader: &BackgroundReader, number: u64) -> anyhow::Result<()> {
-    let began = Instant::now();
-    while reader.epochs() as u64 <= number {
+    try_until(&format!("epoch {number} is read"), PATIENCE, || {
         anyhow::ensure!(reader.errors().is_empty(), "a rank ended: {:?}", reader.errors());
-        anyhow::ensure!(began.elapsed() < PATIENCE, "epoch {number} is not read after {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+        Ok(reader.epochs() as u64 > number)
+    })
 }
 
 /// Waits until a node serves rows.
 fn wait_until_serving(runtime: &Runtime, nodes: &Nodes, node: usize) -> anyhow::Result<()> {
-    let (before, began) = (nodes.counters(runtime, node).rows_served, Instant::now());
-    while nodes.counters(runtime, node).rows_served <= before {
-        anyhow::ensure!(began.elapsed() < PATIENCE, "node {node} serves no rows after {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+    let before = nodes.counters(runtime, node).rows_served;
+    try_until(&format!("node {node} serves rows"), PATIENCE, || {
+        Ok(nodes.counters(runtime, node).rows_served > before)
+    })
 }
