@@ -5,6 +5,7 @@
 )]
 
 use anyhow::Context;
+use forebay_proto::LogVariable;
 use forebay_server::{Server, Settings};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::IsTerminal as _;
@@ -42,8 +43,8 @@ fn main() -> ExitCode {
 fn serve() -> anyhow::Result<()> {
     write_no_core_dumps();
     let settings = Settings::load(std::env::args_os())?;
-    let value = std::env::var_os(LOG_VARIABLE).map(|value| value.to_string_lossy().into_owned());
-    logs(log_filter(value)?, settings.log_json);
+    let value = std::env::var_os(LOG.name).map(|value| value.to_string_lossy().into_owned());
+    logs(LOG.filter(value)?, settings.log_json);
     if settings.detach {
         detach();
     }
@@ -117,19 +118,12 @@ fn ignore_hangups() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Filters the logs, as in `FOREBAY_LOG=debug`.
-const LOG_VARIABLE: &str = "FOREBAY_LOG";
-
-/// The logs without `FOREBAY_LOG`. HTTP/2 has a warning for each connection that misbehaves, and strangers
-/// may open very many.
-const LOGGED: &str = "info,h2=error";
-
-/// What to log. An error says why the value makes no sense; empty counts as absent.
-fn log_filter(value: Option<String>) -> anyhow::Result<EnvFilter> {
-    let value = value.filter(|value| !value.trim().is_empty()).unwrap_or_else(|| LOGGED.to_owned());
-    let advice = "use a level, as in debug or info,forebay_server=debug";
-    EnvFilter::try_new(&value).map_err(|e| anyhow::anyhow!("{LOG_VARIABLE}={value}: {e}: {advice}"))
-}
+/// What to log. HTTP/2 has a warning for each connection that misbehaves, and strangers may open very many.
+const LOG: LogVariable = LogVariable {
+    name: "FOREBAY_LOG",
+    default: "info,h2=error",
+    examples: "debug or info,forebay_server=debug",
+};
 
 /// Logs to stderr.
 fn logs(filter: EnvFilter, json: bool) {
@@ -146,11 +140,11 @@ mod tests {
 
     #[test]
     fn a_log_that_cannot_be_understood_is_told() {
-        let told = |value: &str| log_filter(Some(value.to_owned())).map(|filter| filter.to_string());
+        let told = |value: &str| LOG.filter(Some(value.to_owned())).map(|filter| filter.to_string());
         let e = told("forebay_server=debgu").unwrap_err().to_string();
         assert!(e.starts_with("FOREBAY_LOG=forebay_server=debgu: "), "{e}");
         assert_eq!(told("forebay_server=debug").unwrap(), "forebay_server=debug");
-        let default = log_filter(None).unwrap().to_string();
+        let default = LOG.filter(None).unwrap().to_string();
         assert!(default.contains("info") && default.contains("h2=error"), "{default}");
         assert_eq!(told("").unwrap(), default);
     }

@@ -8,7 +8,7 @@ use crate::read::prefetch;
 use crate::runtime::blocking;
 use crate::service::accept;
 use crate::service::connection::Connections;
-use crate::service::control::{Control, LISTS_AT_ONCE};
+use crate::service::control::Control;
 use crate::service::flight::Flight;
 use crate::service::grpc::GrpcServer;
 use crate::service::objects::ObjectService;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -174,12 +174,7 @@ impl Server {
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()
             .map_err(|e| Error::invalid(format!("gRPC reflection: {e}")))?;
-        let control = CacheServer::new(Control {
-            node: node.clone(),
-            stop: self.streams.clone(),
-            draining: Arc::default(),
-            lists: Semaphore::new(LISTS_AT_ONCE),
-        });
+        let control = CacheServer::new(Control::new(node.clone(), self.streams.clone()));
         let objects = ObjectsServer::new(ObjectService { node: node.clone(), stop: self.streams.clone() });
         let peer = PeerServer::new(peer::PeerService(node.clone()));
         let snapshots = SnapshotsServer::new(SnapshotService::new(node.membership.clone()));

@@ -11,7 +11,8 @@
 //!   a caller may see.
 //! * [`stalls`]: readers that take nothing.
 //! * [`shared`]: readers on the node's host, which get batches through shared memory.
-//! * [`metrics`] serves `/metrics` and `/health` over HTTP, [`health`] the same to gRPC.
+//! * [`metrics`] serves `/metrics` and `/health` over HTTP, [`health`] the same to gRPC. [`http1`] has their
+//!   connections, and those of S3 clients.
 
 pub(crate) mod accept;
 pub(crate) mod admission;
@@ -25,11 +26,12 @@ pub(crate) mod grpc;
 pub(crate) mod guard;
 pub(crate) mod handshake;
 pub(crate) mod health;
+mod http1;
+mod list_parts;
 pub(crate) mod listeners;
 mod message;
 mod meter;
 pub(crate) mod metrics;
-mod object_meter;
 pub(crate) mod objects;
 mod patient;
 pub(crate) mod peer;

@@ -8,6 +8,7 @@ mod listen;
 mod load;
 mod objects;
 mod tls;
+mod variables;
 
 pub use auth::{AuditSettings, AuthSettings, JwtSettings, OnFull};
 pub use cluster::{ClusterSettings, StaticNode};
@@ -285,7 +286,8 @@ impl Settings {
         refuse(!self.nodes.is_empty() && !self.cluster.etcd.is_empty(), both)?;
         let bad_name = "node: a name must have letters, and no line breaks";
         refuse(self.node.as_deref().is_some_and(|name| !is_name(name)), bad_name)?;
-        let is_cluster = !self.nodes.is_empty() || !self.cluster.etcd.is_empty();
+        // A list that names this node alone counts here too: other nodes are to follow.
+        let is_cluster = self.is_cluster() || !self.nodes.is_empty();
         let lonely =
             "--listen unix:/PATH is for a node alone: other nodes need an address such as 10.0.0.1:7070";
         refuse(is_cluster && self.listen.tcp().is_none(), lonely)?;
@@ -543,6 +545,9 @@ mod tests {
             std::fs::write(file.path(), format!("cache_dir = {text}")).unwrap();
             assert_eq!(dirs(&["--config", path]).unwrap().len(), wanted);
         }
+        std::fs::write(file.path(), "cache_dir = 5").unwrap();
+        let e = dirs(&["--config", path]).unwrap_err().message;
+        assert!(e.contains("cache_dir") && e.contains("expected a path or a list of paths"), "{e}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::access::Access;
 use crate::endpoints::Endpoints;
 use crate::survey::{Surveyed, each, survey, topology};
 use forebay_dataset::source::StoreSilence;
+use forebay_proto::units::told_bytes;
 use forebay_proto::v1::{Counters, StatusReply};
 use std::convert::Infallible;
 use std::time::Duration;
@@ -114,21 +115,12 @@ fn too_small_for(decoded: u64, s3_bytes: u64, limit: u64) -> String {
     format!(
         "the cache is too small for this job: each epoch reads {} from S3 again. An epoch is {} decoded, the nodes hold {} \
          in all: give them {} or more (--cache-bytes)",
-        bytes(s3_bytes),
-        bytes(decoded),
-        bytes(limit),
+        told_bytes(s3_bytes),
+        told_bytes(decoded),
+        told_bytes(limit),
         // Some room for segments written before others are let go.
-        bytes(decoded + decoded / 10)
+        told_bytes(decoded + decoded / 10)
     )
-}
-
-/// Bytes for people.
-fn bytes(count: u64) -> String {
-    match count {
-        0..1_000_000 => format!("{:.1} kB", count as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", count as f64 / 1e6),
-        _ => format!("{:.1} GB", count as f64 / 1e9),
-    }
 }
 
 /// What a store that is silent keeps from a node, or from this process.

@@ -36,6 +36,7 @@ mod watch;
 pub use args::SourceArgs;
 pub use checksum::WholeCheck;
 pub use counters::SourceCounters;
+pub use faults::NO_CREDENTIALS;
 pub use forebay_proto::ring::is_under;
 pub(crate) use object::{Place, SourceObject};
 pub(crate) use page::{FoundObject, Page, PageRequest};
@@ -152,19 +153,11 @@ impl Source {
 
     /// As [`Source::list`], of those only that come after `after`.
     pub(crate) async fn list_after(&self, place: &Place, after: Option<&Place>) -> Result<Vec<ObjectMeta>> {
-        let (bucket, urgency) = (&place.bucket, Urgency::demand());
         let after = after.map(|after| &after.path);
         let (mut listed, mut token) = (Vec::new(), None);
         loop {
-            let mut request = Request::new(&self.inner.requests, place, None, &urgency);
-            let page = loop {
-                let pass = request.begin(0).await?;
-                self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
-                let done = bucket.objects_after(&place.path, after, token.clone()).await;
-                if let Some(page) = request.end(pass, done)? {
-                    break page;
-                }
-            };
+            let attempt = || place.bucket.objects_after(&place.path, after, token.clone());
+            let page = self.answer(place, None, 0, attempt).await?;
             listed.extend(page.0);
             token = place.further(token.as_deref(), page.1)?;
             if token.is_none() {
@@ -175,17 +168,9 @@ impl Source {
 
     /// One page of a listing. `NotFound` never: what has no objects is empty.
     pub(crate) async fn list_page(&self, place: &Place, wanted: &PageRequest) -> Result<Page> {
-        let urgency = Urgency::demand();
-        let mut request = Request::new(&self.inner.requests, place, None, &urgency);
-        loop {
-            let pass = request.begin(0).await?;
-            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
-            let done = place.bucket.page(&place.path, wanted).await;
-            if let Some(page) = request.end(pass, done)? {
-                let token = place.further(wanted.token.as_deref(), page.token)?;
-                return Ok(Page { token, ..page });
-            }
-        }
+        let page = self.answer(place, None, 0, || place.bucket.page(&place.path, wanted)).await?;
+        let token = place.further(wanted.token.as_deref(), page.token)?;
+        Ok(Page { token, ..page })
     }
 
     /// The region of the S3 store.
@@ -203,32 +188,15 @@ impl Source {
         let Some(verbatim) = &place.bucket.verbatim else {
             return Err(Error::invalid(format!("{uri}: is in no S3 store")));
         };
-        let urgency = Urgency::demand();
-        let mut request = Request::new(&self.inner.requests, &place, None, &urgency);
-        loop {
-            let pass = request.begin(0).await?;
-            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
-            let done = verbatim.send(wanted).await;
-            if let Some(answer) = request.end(pass, done)? {
-                return Ok(answer);
-            }
-        }
+        self.answer(&place, None, 0, || verbatim.send(wanted)).await
     }
 
     /// An object as it is now, whatever is in it, by a HEAD.
     pub(crate) async fn find(&self, place: &Place) -> Result<FoundObject> {
-        let urgency = Urgency::demand();
-        let mut request = Request::new(&self.inner.requests, place, None, &urgency);
-        loop {
-            let pass = request.begin(0).await?;
-            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
-            let options = GetOptions { head: true, ..Default::default() };
-            let done = place.bucket.get(&place.path, options).await;
-            if let Some(answer) = request.end(pass, done)? {
-                let headers = answer.extensions.get::<Described>().map(|described| described.0.clone());
-                return Ok(FoundObject { headers: headers.unwrap_or_default(), ..(&answer.meta).into() });
-            }
-        }
+        let options = || GetOptions { head: true, ..Default::default() };
+        let answer = self.answer(place, None, 0, || place.bucket.get(&place.path, options())).await?;
+        let headers = answer.extensions.get::<Described>().map(|described| described.0.clone());
+        Ok(FoundObject { headers: headers.unwrap_or_default(), ..(&answer.meta).into() })
     }
 
     /// Whether what lies under a prefix can be listed: one attempt.
@@ -241,33 +209,40 @@ impl Source {
 
     /// One object, as it is now.
     pub(crate) async fn head(&self, place: &Place) -> Result<SourceObject> {
-        let urgency = Urgency::demand();
-        let mut request = Request::new(&self.inner.requests, place, None, &urgency);
-        loop {
-            let pass = request.begin(1).await?;
-            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
-            // A GET of one byte, as the answer to a HEAD has no error document.
-            let range = (!place.is_file()).then_some(GetRange::Bounded(0..1));
-            let options = GetOptions { head: range.is_none(), range, ..Default::default() };
-            let done = place.bucket.get(&place.path, options).await;
-            if let Some(answer) = request.end(pass, done)? {
-                return place.object(&answer.meta);
-            }
-        }
+        // A GET of one byte, as the answer to a HEAD has no error document.
+        let range = || (!place.is_file()).then_some(GetRange::Bounded(0..1));
+        let options = || GetOptions { head: place.is_file(), range: range(), ..Default::default() };
+        let answer = self.answer(place, None, 1, || place.bucket.get(&place.path, options())).await?;
+        place.object(&answer.meta)
     }
 
     /// What the object store calls the version of an object, by a HEAD; none if it keeps no versions.
     pub(crate) async fn version_id(&self, object: &SourceObject) -> Result<Option<String>> {
-        let (place, urgency) = (&object.place, Urgency::demand());
-        let mut request = Request::new(&self.inner.requests, place, Some(&object.etag), &urgency);
+        let SourceObject { place, etag, .. } = object;
+        let options =
+            || GetOptions { head: true, if_match: Some(object.quoted_etag()), ..Default::default() };
+        let attempt = || place.bucket.get(&place.path, options());
+        Ok(self.answer(place, Some(etag), 0, attempt).await?.meta.version)
+    }
+
+    /// What the store answers to a request that carries no column data, for which somebody waits: `attempt`,
+    /// until it is answered or its patience ends. `etag` is that of the version asked for, `bytes` are those
+    /// of the answer.
+    async fn answer<T, F: Future<Output = object_store::Result<T>>>(
+        &self,
+        place: &Place,
+        etag: Option<&str>,
+        bytes: u64,
+        attempt: impl Fn() -> F,
+    ) -> Result<T> {
+        let urgency = Urgency::demand();
+        let mut request = Request::new(&self.inner.requests, place, etag, &urgency);
         loop {
-            let pass = request.begin(0).await?;
+            let pass = request.begin(bytes).await?;
             self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
-            let options =
-                GetOptions { head: true, if_match: Some(object.quoted_etag()), ..Default::default() };
-            let done = place.bucket.get(&place.path, options).await;
+            let done = attempt().await;
             if let Some(answer) = request.end(pass, done)? {
-                return Ok(answer.meta.version);
+                return Ok(answer);
             }
         }
     }

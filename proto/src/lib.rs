@@ -7,21 +7,26 @@
 //! * [`protocol`]: which versions of these messages two sides speak.
 //! * [`digest`]: the mergeable order digest.
 //! * [`hash`]: the hash of digests, checksums and placement.
+//! * [`hex`]: bytes as hexadecimal digits.
 //! * [`state`]: the loader state, under 100 bytes.
 //! * [`snapshot`]: names of versions that are kept.
 //! * [`view`]: splits and mixes of datasets.
 //! * [`ring`]: which nodes own a segment.
 //! * [`token`]: bearer tokens, and what a policy keeps of them.
-//! * [`units`]: sizes as people write them.
+//! * [`units`]: sizes as people write and read them.
 //! * [`Error`]: the few kinds of error and their gRPC status.
 //!
-//! Pure tools that all crates share: [`Backoff`], [`TokenBucket`], [`SegmentSet`], [`RowRun`].
+//! Pure tools that all crates share: [`Backoff`], [`TokenBucket`], [`SegmentSet`], [`RowRun`]; for programs
+//! also `LogVariable`.
 
 mod backoff;
 pub mod digest;
 mod error;
 pub mod hash;
+pub mod hex;
 mod json;
+#[cfg(feature = "logs")]
+mod log_variable;
 pub mod manifest;
 pub mod object;
 pub mod object_list;
@@ -39,6 +44,8 @@ pub mod view;
 
 pub use backoff::Backoff;
 pub use error::{Error, Kind, Result};
+#[cfg(feature = "logs")]
+pub use log_variable::LogVariable;
 pub use manifest::Manifest;
 pub use row_run::RowRun;
 pub use segment_set::SegmentSet;

@@ -3,7 +3,7 @@
 //! The secret has 256 random bits, so that its SHA-256 says nothing of it. The id is no secret: it names the
 //! token in a policy, in logs, and to those who revoke it.
 
-use crate::{Error, Result};
+use crate::{Error, Result, hex};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 
@@ -49,8 +49,8 @@ impl NewToken {
     /// A token of random bytes, which nobody else knows.
     pub fn new(random: [u8; TOKEN_RANDOM_BYTES]) -> Self {
         let (id, secret) = random.split_at(ID_BYTES);
-        let id = hex(id);
-        Self { text: format!("{TOKEN_START}{id}.{}", hex(secret)), id }
+        let id = hex::encode(id);
+        Self { text: format!("{TOKEN_START}{id}.{}", hex::encode(secret)), id }
     }
 
     /// The name that the policy has for it.
@@ -93,14 +93,14 @@ impl KnownToken {
             )
         };
         let (id, digits) = line.split_once(':').filter(|(id, _)| is_id(id)).ok_or_else(wrong)?;
-        let hash = unhex(digits).ok_or_else(wrong)?;
+        let hash = hex::decode(digits).and_then(|hash| TokenHash::try_from(hash).ok()).ok_or_else(wrong)?;
         Ok(Self { id: id.to_owned(), hash })
     }
 }
 
 impl fmt::Display for KnownToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.id, hex(&self.hash))
+        write!(f, "{}:{}", self.id, hex::encode(&self.hash))
     }
 }
 
@@ -110,21 +110,6 @@ fn hash(text: &str) -> TokenHash {
 
 fn is_id(id: &str) -> bool {
     (1..=32).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(digits: &str) -> Option<TokenHash> {
-    let mut hash = TokenHash::default();
-    if digits.len() != 2 * hash.len() || !digits.is_ascii() {
-        return None;
-    }
-    for (i, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(digits.get(2 * i..2 * i + 2)?, 16).ok()?;
-    }
-    Some(hash)
 }
 
 #[cfg(test)]
@@ -152,6 +137,7 @@ mod tests {
         {
             assert!(GivenToken::of(text).is_none(), "{text}");
         }
+        assert!(KnownToken::of(&format!("a:{}", "+f".repeat(32))).is_err(), "a sign is no digit");
         for line in ["hunter2", "a:hunter2", "a:00", ":", "fb1.a.b:0"] {
             let e = KnownToken::of(line).unwrap_err().message;
             assert!(!e.contains("hunter2") && e.contains("forebay token create"), "{e}");

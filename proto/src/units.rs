@@ -1,4 +1,4 @@
-//! Sizes as people write them, on command lines and in settings.
+//! Sizes as people write them, on command lines and in settings, and as they read them.
 
 /// A number of bytes, with a decimal or binary unit or without: `4GB`, `32MiB`, `1000`. For clap.
 pub fn bytes(text: &str) -> std::result::Result<u64, String> {
@@ -25,9 +25,45 @@ pub fn bytes(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
+/// A number of bytes for people, in decimal units: `12.3 MB`.
+pub fn told_bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if n < 1000 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1e3;
+    let mut unit = 0;
+    // 999.95 and more would round up to four digits.
+    while value >= 999.95 && unit + 1 < UNITS.len() {
+        value /= 1e3;
+        unit += 1;
+    }
+    let digits = if value < 9.995 { 2 } else { 1 };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_for_people() {
+        for (n, want) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (9_994, "9.99 kB"),
+            (9_996, "10.0 kB"),
+            (123_456, "123.5 kB"),
+            (999_949, "999.9 kB"),
+            (999_950, "1.00 MB"),
+            (45_600_000, "45.6 MB"),
+            (2_500_000_000, "2.50 GB"),
+            (u64::MAX, "18.4 EB"),
+        ] {
+            assert_eq!(told_bytes(n), want);
+        }
+    }
 
     #[test]
     fn bytes_with_units() {

@@ -22,32 +22,31 @@ mod train;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use anyhow::anyhow;
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
+use forebay_proto::LogVariable;
 
 use crate::rank::env::RankEnv;
 use crate::rank::{failure, launch};
 
 pub use crate::rank::failure::{ERROR_FILE, PREFIX};
-pub use crate::report::summary::bytes;
 pub use crate::settings::{AUTO_BATCH, Settings};
 
 /// The exit code of a wrong command line, as clap has it.
 const MISUSED: u8 = 2;
 
-/// Says what to log; warnings without it.
-const LOG_VARIABLE: &str = "RUST_LOG";
+/// What to log.
+const LOG: LogVariable =
+    LogVariable { name: "RUST_LOG", default: "warn", examples: "debug or forebay_client=debug" };
 
 /// The program: parses the command line and runs as launcher or as rank.
 pub fn main() -> ExitCode {
     let settings = Settings::parse();
-    match log_filter(forebay_client::variable(LOG_VARIABLE)) {
+    match LOG.filter(forebay_client::variable(LOG.name)) {
         Ok(filter) => {
             let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
             logs.with_ansi(std::io::stderr().is_terminal()).init();
         }
-        Err(error) => return failure::end_launcher(Err(error)),
+        Err(error) => return failure::end_launcher(Err(error.into())),
     }
     match RankEnv::from_env() {
         Ok(Some(env)) => {
@@ -70,13 +69,6 @@ fn launcher(settings: &Settings) -> ExitCode {
     }
 }
 
-/// What to log; says why where the value makes no sense.
-fn log_filter(value: Option<String>) -> anyhow::Result<EnvFilter> {
-    let value = value.unwrap_or_else(|| "warn".to_owned());
-    let wrong = |e| anyhow!("{LOG_VARIABLE}={value}: {e}: use a level, as in debug or forebay_client=debug");
-    EnvFilter::try_new(&value).map_err(wrong)
-}
-
 fn one_rank(settings: &Settings, env: &RankEnv) -> anyhow::Result<()> {
     if settings.nproc.is_some() && env.launcher.is_none() {
         anyhow::bail!(
@@ -92,14 +84,14 @@ fn one_rank(settings: &Settings, env: &RankEnv) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::log_filter;
+    use super::LOG;
 
     #[test]
     fn a_log_that_cannot_be_understood_is_told() {
-        let told = |value: &str| log_filter(Some(value.to_owned())).map(|filter| filter.to_string());
+        let told = |value: &str| LOG.filter(Some(value.to_owned())).map(|filter| filter.to_string());
         let e = told("forebay_client=debgu").unwrap_err().to_string();
         assert!(e.starts_with("RUST_LOG=forebay_client=debgu: "), "{e}");
         assert_eq!(told("forebay_client=debug").unwrap(), "forebay_client=debug");
-        assert_eq!(log_filter(None).unwrap().to_string(), "warn");
+        assert_eq!(LOG.filter(None).unwrap().to_string(), "warn");
     }
 }

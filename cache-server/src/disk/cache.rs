@@ -334,6 +334,11 @@ impl DiskCache {
         .collect()
     }
 
+    /// How many of them have full disks.
+    pub fn dirs_full(&self) -> u64 {
+        self.dirs().iter().filter(|dir| dir.health == Health::Full).count() as u64
+    }
+
     /// Bytes that can still be written without evicting anything, in all directories that can be written.
     /// Does not touch the disk.
     pub fn free_bytes(&self) -> u64 {

@@ -11,7 +11,7 @@ use crate::runtime::{blocking, given_up};
 use bytes::Bytes;
 use forebay_dataset::off_thread::on_disk;
 use forebay_dataset::{ReadySegment, SegmentBatch};
-use forebay_proto::{Error, Kind, Result};
+use forebay_proto::{Error, Result};
 use std::sync::Arc;
 
 /// What lies before the first byte that is wanted is fetched first where it is no more than this: a request
@@ -58,14 +58,7 @@ pub async fn fill(
         }
     };
     let placed = match fetched {
-        Ok((batch, filling)) => {
-            let (put, spare) = (cache.clone(), batch.clone());
-            match blocking(move || put.put(&origin, batch, None, filling)).await {
-                // Nobody waits for a disk that hangs while it is written.
-                Err(e) if e.kind == Kind::Retry => Ok(Some(cache.serve_once(id, spare))),
-                placed => placed.and_then(|placed| placed.map(Some)),
-            }
-        }
+        Ok((batch, filling)) => cache.end_fill(origin, batch, None, filling).await.map(Some),
         Err(e) => Err(e),
     };
     tail.clear();

@@ -278,14 +278,25 @@ impl Cache {
             None => self.fetch(&reading, segment, &columns, &mut ahead).await?,
         };
         let Ahead { share, tier, .. } = ahead;
-        let (cache, spare) = (self.clone(), batch.clone());
-        let placed = match blocking(move || self.put(&origin, batch, tier, filling)).await {
-            // Nobody waits for a disk that hangs while it is written.
-            Err(e) if e.kind == Kind::Retry => Ok(cache.serve_once(id, spare)),
-            placed => placed?,
-        };
+        let placed = self.end_fill(origin, batch, tier, filling).await;
         drop(share);
         placed.map(Some)
+    }
+
+    /// Puts what a fill brought where it belongs.
+    pub(super) async fn end_fill(
+        self: &Arc<Self>,
+        origin: Origin,
+        batch: SegmentBatch,
+        tier: Option<MemoryPermit>,
+        filling: MemoryPermit,
+    ) -> Result<ReadySegment> {
+        let (cache, id, spare) = (self.clone(), origin.id, batch.clone());
+        match blocking(move || cache.put(&origin, batch, tier, filling)).await {
+            // Nobody waits for a disk that hangs while it is written.
+            Err(e) if e.kind == Kind::Retry => Ok(self.serve_once(id, spare)),
+            placed => placed?,
+        }
     }
 
     /// Fetches and decodes columns of a segment from the object store, and holds memory for them.
@@ -310,9 +321,9 @@ impl Cache {
         Ok((SegmentBatch::pack_aside(batch).await?, filling))
     }
 
-    /// Puts a filled segment where it belongs.
+    /// Puts a filled segment on disk or into memory. Touches the disk.
     #[tracing::instrument(level = "trace", skip_all)]
-    pub(super) fn put(
+    fn put(
         &self,
         origin: &Origin,
         batch: SegmentBatch,
@@ -378,7 +389,7 @@ impl Cache {
     }
 
     /// A segment that has no place anywhere.
-    pub(super) fn serve_once(&self, id: SegmentId, batch: SegmentBatch) -> ReadySegment {
+    fn serve_once(&self, id: SegmentId, batch: SegmentBatch) -> ReadySegment {
         self.events.record(Event::Unplaced);
         let tier = &self.memory.tier;
         let permit = tier.acquire_now(batch.memory_bytes() as u64);

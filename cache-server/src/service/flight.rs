@@ -131,8 +131,8 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
             (BatchStream::rows(setup(reading, link), &ticket)?, memory.with(0, &watch).await?)
         }
     };
-    let meter =
-        StreamMeter::new(node.hot.clone(), node.events.clone(), dataset.manifest).limited(who.limiter());
+    let meter = StreamMeter::of_dataset(node.hot.clone(), node.events.clone(), dataset.manifest)
+        .limited(who.limiter());
     BatchBody::start(stream, meter, pass, memory, reader)
 }
 

@@ -4,40 +4,27 @@ mod table;
 
 pub use table::{counters, resident_bytes};
 
-use super::accept;
-use super::admission::Place;
 use super::guard::{CallGuard, shown};
-use super::handshake::ProvenCertificate;
-use super::patient::Patient;
-use super::refusals::{Refusals, TurnedAway};
-use super::stalls::StreamOrigin;
+use super::http1::{Http1Server, has_body};
 use crate::auth::calls::{Call, METRICS_CALL};
 use crate::node::Node;
 use crate::runtime::blocking;
 use crate::settings::LimitSettings;
 use bytes::Bytes;
 use forebay_tls::Purpose;
-use http::header::{
-    ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, TRANSFER_ENCODING, WWW_AUTHENTICATE,
-};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use std::convert::Infallible;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use table::{METRICS, Metric, Value};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -49,13 +36,10 @@ const HEADERS_MAX: usize = 64;
 
 const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What all connections share.
+/// What all requests share.
 struct MetricsServer {
     registry: Arc<Registry>,
-    refusals: Arc<Refusals>,
     guard: Arc<CallGuard>,
-    /// How long a head may take to come, and its answer to be taken.
-    patience: Duration,
     age: Duration,
     /// The text, and when it was made.
     text: Mutex<Option<(Instant, Bytes)>>,
@@ -63,78 +47,36 @@ struct MetricsServer {
 
 /// Serves until `stop` is called.
 pub async fn run(listener: TcpListener, node: Arc<Node>, limits: LimitSettings, stop: CancellationToken) {
-    let (admission, refusals) = (node.listeners.metrics.clone(), node.listeners.refusals.clone());
-    let (guard, tls) = (node.guard.clone(), node.listeners.tls.clone());
+    // For a head to come, and for its answer to be taken.
+    let patience = Duration::from_secs_f64(limits.handshake_s);
+    let http1 = Http1Server {
+        purpose: Purpose::Metrics,
+        clients: "to /metrics",
+        admission: node.listeners.metrics.clone(),
+        tls: node.listeners.tls.clone(),
+        connections: None,
+        head_bytes_max: HEAD_BYTES_MAX,
+        headers_max: Some(HEADERS_MAX),
+        head_timeout: patience,
+        write_timeout: patience,
+    };
+    let guard = node.guard.clone();
     let mut registry = Registry::with_prefix("forebay");
     registry.register_collector(Box::new(NodeMetrics(node)));
     let server = Arc::new(MetricsServer {
         registry: Arc::new(registry),
-        refusals,
         guard,
-        patience: Duration::from_secs_f64(limits.handshake_s),
         age: Duration::from_secs_f64(limits.metrics_age_s),
         text: Mutex::default(),
     });
-    let serve = |stream, place: Place| {
-        let (server, stop, tls) = (server.clone(), stop.clone(), tls.clone());
-        tokio::spawn(async move {
-            let evicted = place.evicted.clone();
-            let serving = async {
-                match tls {
-                    None => server.connection(stream, None, place, stop).await,
-                    Some(tls) => {
-                        if let Some((stream, certificate)) = tls.shake(Purpose::Metrics, stream, &place).await
-                        {
-                            server.connection(stream, certificate, place, stop).await;
-                        }
-                    }
-                }
-            };
-            evicted.run_until_cancelled(serving).await;
-        });
+    let answer = move |request: Request<Incoming>| {
+        let server = server.clone();
+        async move { server.answer(&request).await }
     };
-    accept::run(listener, admission, stop.clone(), serve, drop).await;
+    http1.run(listener, stop, answer, drop).await;
 }
 
 impl MetricsServer {
-    async fn connection<T: AsyncRead + AsyncWrite + Unpin + Send>(
-        self: Arc<Self>,
-        stream: T,
-        certificate: ProvenCertificate,
-        place: Place,
-        stop: CancellationToken,
-    ) {
-        let (patience, refusals) = (self.patience, self.refusals.clone());
-        let origin = StreamOrigin { cut: place.evicted.clone(), address: place.address };
-        let service = service_fn(move |mut request: Request<Incoming>| {
-            place.has_asked();
-            request.extensions_mut().insert(origin.clone());
-            if let Some(certificate) = &certificate {
-                request.extensions_mut().insert(certificate.clone());
-            }
-            let server = self.clone();
-            async move { Ok::<_, Infallible>(server.answer(&request).await) }
-        });
-        let mut http1 = http1::Builder::new();
-        http1.timer(TokioTimer::new()).header_read_timeout(patience);
-        http1.max_buf_size(HEAD_BYTES_MAX).max_headers(HEADERS_MAX);
-        let stream = Patient::new(stream, patience);
-        let mut connection = pin!(http1.serve_connection(TokioIo::new(stream), service));
-        let served = tokio::select! {
-            served = connection.as_mut() => served,
-            () = stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
-        if let Err(e) = served {
-            if e.is_timeout() {
-                refusals.count(TurnedAway::Silent);
-            }
-            tracing::debug!(error = %e, "a connection to /metrics ends");
-        }
-    }
-
     async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         if has_body(request.headers()) {
             let mut refusal = response(StatusCode::BAD_REQUEST, "a request here has no body\n".into());
@@ -204,12 +146,6 @@ fn response(status: StatusCode, text: Bytes) -> Response<Full<Bytes>> {
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
-}
-
-/// Whether bytes follow the head, by any of the ways to say so.
-fn has_body(headers: &HeaderMap) -> bool {
-    headers.contains_key(TRANSFER_ENCODING)
-        || headers.get_all(CONTENT_LENGTH).iter().any(|length| length.as_bytes() != b"0")
 }
 
 /// Reads the node's counters at each scrape.

@@ -4,11 +4,10 @@ use crate::node::Node;
 use crate::objects::{MissingAge, ObjectPiece, ObjectStream, Toll};
 use crate::read::block::{self, Block};
 use crate::read::block_reader::BlockReader;
-use crate::service::control::dirs_full;
 use crate::service::fetch_limit::toll;
 use crate::service::gate::{Pass, draining};
 use crate::service::guard::{caller, may_use, may_use_object};
-use crate::service::object_meter::ObjectMeter;
+use crate::service::meter::StreamMeter;
 use forebay_dataset::ready::drop_aside;
 use forebay_proto::hash::xxh3_64;
 use forebay_proto::object::ObjectVersion;
@@ -59,7 +58,8 @@ impl Service for ObjectService {
         may_use_object(&who, &object.uri).await?;
         let version = self.node.objects.named_here(object).await?;
         let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end).collect();
-        let meter = ObjectMeter::new(self.node.clone(), version.clone(), who.limiter());
+        let (hot, events) = (self.node.hot.clone(), self.node.events.clone());
+        let meter = StreamMeter::of_object(hot, events, version.clone()).limited(who.limiter());
         let pieces = self.node.objects.read(version, ranges).await?.paying(toll(who.limiter()));
         let sending = Sending { node: self.node.clone(), pieces, meter, pass };
         let sent = stream::unfold(Some(sending), |sending| async move {
@@ -113,7 +113,7 @@ fn named(object: Option<v1::ObjectVersion>) -> Result<v1::ObjectVersion> {
 struct Sending {
     node: Arc<Node>,
     pieces: ObjectStream,
-    meter: ObjectMeter,
+    meter: StreamMeter,
     pass: Pass,
 }
 
@@ -126,7 +126,7 @@ impl Sending {
         };
         let piece = self.node.objects.noting_change(&self.pieces.version, piece).await?;
         let Some(piece) = piece else { return Ok(None) };
-        self.meter.sent(&piece).await;
+        self.meter.send_piece(&piece).await;
         let ObjectPiece { offset, bytes, .. } = piece;
         let hash = xxh3_64(&bytes);
         Ok(Some(v1::ObjectBytes { offset, data: bytes, hash }))
@@ -170,7 +170,7 @@ async fn fill(
 /// A report that also says how the node's disks are now.
 fn with_disks(node: &Node, progress: v1::FillObjectProgress) -> v1::FillObjectProgress {
     let evictions = node.disk.counters().evictions.load(Ordering::Relaxed);
-    v1::FillObjectProgress { dirs_full: Some(dirs_full(&node.disk)), evictions: Some(evictions), ..progress }
+    v1::FillObjectProgress { dirs_full: Some(node.disk.dirs_full()), evictions: Some(evictions), ..progress }
 }
 
 /// Has a block filled; it, and the bytes that were fetched for that.

@@ -2,6 +2,7 @@
 //! in etcd and reads nothing for it.
 
 use super::guard::caller;
+use super::list_parts::ListTurns;
 use super::visible;
 use crate::auth::caller::Caller;
 use crate::cluster::membership::Membership;
@@ -12,26 +13,18 @@ use forebay_proto::v1;
 use forebay_proto::v1::snapshots_server::Snapshots;
 use forebay_proto::{Error, Kind, Result};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Answers from etcd, as membership reaches it.
 pub struct SnapshotService {
     membership: Arc<Membership>,
-    /// Large ones that are received and saved at once.
-    large: Semaphore,
+    /// Of `SaveParts`.
+    lists: ListTurns,
 }
-
-/// Of [`SnapshotService::large`].
-const LARGE_AT_ONCE: usize = 2;
-
-/// How long the next part of a large one may take.
-const PART_PATIENCE: Duration = Duration::from_secs(30);
 
 impl SnapshotService {
     pub fn new(membership: Arc<Membership>) -> Self {
-        Self { membership, large: Semaphore::new(LARGE_AT_ONCE) }
+        Self { membership, lists: ListTurns::default() }
     }
 
     async fn kept(&self, caller: &Caller, snapshot: v1::Snapshot) -> Reply<v1::SaveSnapshotReply> {
@@ -94,19 +87,13 @@ impl Snapshots for SnapshotService {
         request: Request<Streaming<v1::SnapshotPart>>,
     ) -> Reply<v1::SaveSnapshotReply> {
         let caller = caller(request.extensions())?;
-        let mut stream = request.into_inner();
-        let _turn = self.large.acquire().await.map_err(|_| Error::closed("this node is shutting down"))?;
         let (mut snapshot, mut parts) = (None, RequestParts::default());
-        loop {
-            let part = tokio::time::timeout(PART_PATIENCE, stream.message()).await;
-            match part.map_err(|_| Error::retry("save: the rest of the snapshot did not come"))?? {
-                Some(part) => {
-                    snapshot = snapshot.or(part.snapshot);
-                    parts.add(part.part.unwrap_or_default())?;
-                }
-                None => break,
-            }
-        }
+        let add = |part: v1::SnapshotPart| {
+            snapshot = snapshot.take().or(part.snapshot);
+            parts.add(part.part.unwrap_or_default())
+        };
+        let what = "save: the rest of the snapshot";
+        let _turn = self.lists.receive(request.into_inner(), what, add).await?;
         let snapshot = snapshot.ok_or_else(|| Error::invalid("save: no snapshot given"))?;
         self.kept(&caller, v1::Snapshot { dataset: parts.request()?.dataset, ..snapshot }).await
     }

@@ -1,5 +1,6 @@
 //! Merges the command line, the environment, a TOML file and the defaults.
 
+use super::variables;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Id};
 use figment::providers::{Env, Format, Serialized, Toml};
@@ -7,26 +8,11 @@ use figment::value::Value;
 use figment::{Figment, Source, error};
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
-use serde::de::DeserializeOwned;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::path::{Path, PathBuf};
-
-/// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
-const TEXTS: [&str; 13] = [
-    "node",
-    "unix_socket",
-    "unix_socket_mode",
-    "unix_socket_group",
-    "cluster__advertise",
-    "cluster__etcd_prefix",
-    "cluster__zone",
-    "source__s3_endpoint",
-    "source__s3_region",
-    "source__s3_access_key_id",
-    "source__s3_secret_access_key",
-    "source__s3_session_token",
-    "source__s3_profile",
-];
 
 /// Flags over environment over `file` over defaults: `settings` holds flags and defaults, `matches` says
 /// which are which. `Invalid` names the setting.
@@ -62,12 +48,7 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
         "cert",
         "key",
     ];
-    figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
-    for key in TEXTS {
-        if let Ok(text) = std::env::var(format!("FOREBAY_{}", key.to_ascii_uppercase())) {
-            figment = figment.merge((key.replace("__", "."), text));
-        }
-    }
+    figment = variables::merge::<T>(figment, Env::prefixed("FOREBAY_").ignore(&others).split("__"));
     let is_flag = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
     for flag in matches.ids().map(Id::as_str).filter(is_flag) {
         let places = ["", "audit.", "auth.", "cluster.", "gateway.", "source.", "tls."]
@@ -105,16 +86,26 @@ pub(crate) fn maybe_size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> R
 pub(super) fn one_or_many<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<PathBuf>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a path or a list of paths")]
-    enum Paths {
-        One(PathBuf),
-        Many(Vec<PathBuf>),
+    // A list by its type, so that variables are read as one.
+    deserializer.deserialize_seq(OneOrMany)
+}
+
+struct OneOrMany;
+
+impl<'de> Visitor<'de> for OneOrMany {
+    type Value = Vec<PathBuf>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a path or a list of paths")
     }
-    Ok(match Paths::deserialize(deserializer)? {
-        Paths::One(path) => vec![path],
-        Paths::Many(paths) => paths,
-    })
+
+    fn visit_str<E: serde::de::Error>(self, path: &str) -> Result<Vec<PathBuf>, E> {
+        Ok(vec![path.into()])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, paths: A) -> Result<Vec<PathBuf>, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(paths))
+    }
 }
 
 /// `Invalid` if something is wrong.

@@ -2,24 +2,8 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 use forebay_proto::manifest::Digest;
+pub(crate) use forebay_proto::units::told_bytes as bytes;
 use indicatif::HumanCount;
-
-/// `12.3 MB`, decimal.
-pub(crate) fn bytes(n: u64) -> String {
-    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
-    if n < 1000 {
-        return format!("{n} B");
-    }
-    let mut value = n as f64 / 1e3;
-    let mut unit = 0;
-    // 999.95 and more would round up to four digits.
-    while value >= 999.95 && unit + 1 < UNITS.len() {
-        value /= 1e3;
-        unit += 1;
-    }
-    let digits = if value < 9.995 { 2 } else { 1 };
-    format!("{value:.digits$} {}", UNITS[unit])
-}
 
 /// `60,000`.
 pub(crate) fn count(n: u64) -> String {
@@ -76,21 +60,6 @@ mod tests {
 
     #[test]
     fn numbers_for_people() {
-        let cases = [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "1.00 kB"),
-            (9_994, "9.99 kB"),
-            (9_996, "10.0 kB"),
-            (123_456, "123.5 kB"),
-            (999_949, "999.9 kB"),
-            (999_950, "1.00 MB"),
-            (45_600_000, "45.6 MB"),
-            (u64::MAX, "18.4 EB"),
-        ];
-        for (n, want) in cases {
-            assert_eq!(bytes(n), want);
-        }
         let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (60_000, "60,000"), (1_234_567, "1,234,567")];
         for (n, want) in cases {
             assert_eq!(count(n), want);

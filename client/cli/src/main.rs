@@ -32,9 +32,9 @@ mod top;
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
 use forebay_client::variable;
+use forebay_proto::LogVariable;
 use output::Out;
 use std::io::{BufWriter, IsTerminal as _, Write};
-use tracing_subscriber::EnvFilter;
 
 /// What arrives comes and goes by the megabyte: glibc gives its pages back to the kernel each time.
 #[global_allocator]
@@ -49,8 +49,9 @@ const MISUSED: i32 = 2;
 /// The exit status after Ctrl-C, as shells expect it.
 const INTERRUPTED: i32 = 130;
 
-/// Says what to log, as in `RUST_LOG=debug`; nothing is logged without it.
-const LOG_VARIABLE: &str = "RUST_LOG";
+/// What to log.
+const LOG: LogVariable =
+    LogVariable { name: "RUST_LOG", default: "off", examples: "debug or forebay_client=debug" };
 
 /// Forebay: training data from object storage through a cache of decoded Arrow.
 #[derive(Debug, Parser)]
@@ -107,7 +108,7 @@ enum Command {
 #[tokio::main]
 async fn main() {
     let cli = Cli::parse();
-    match log_filter(variable(LOG_VARIABLE)) {
+    match LOG.filter(variable(LOG.name)) {
         Ok(filter) => {
             let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
             logs.with_ansi(std::io::stderr().is_terminal()).init();
@@ -158,13 +159,6 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
             Ok(())
         }
     }
-}
-
-/// What to log. Says why where the value makes no sense.
-fn log_filter(value: Option<String>) -> Result<EnvFilter, String> {
-    let value = value.unwrap_or_else(|| "off".to_owned());
-    EnvFilter::try_new(&value)
-        .map_err(|e| format!("{LOG_VARIABLE}={value}: {e}: use a level, as in debug or forebay_client=debug"))
 }
 
 /// Says what went wrong; gives the status to exit with.

@@ -25,6 +25,7 @@ use crate::urgency::Urgency;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow::compute::concat;
 use arrow::datatypes::{DataType, Field, SchemaRef};
+use arrow::error::ArrowError;
 use forebay_proto::{Error, Result};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -53,12 +54,28 @@ pub(crate) struct DecodeTask {
     pub decoded: AtomicU64,
 }
 
-/// Tells that a value has no place in its column's type.
-const UNFIT: &str = "does not fit the dataset's type";
+/// Why columns do not decode.
+#[derive(Debug)]
+enum DecodeFault {
+    /// A value has no place in its column's type: which.
+    Unfit(String),
+    /// More is decoded than these bytes, which memory allows.
+    TooLarge(u64),
+    /// The decoder gives them up.
+    Undecodable(ParquetError),
+}
 
-/// Tells that more is decoded than memory allows.
-const TOO_LARGE: &str =
-    "its texts take more memory than is left for them, and the footer does not say how much";
+impl From<ParquetError> for DecodeFault {
+    fn from(e: ParquetError) -> Self {
+        Self::Undecodable(e)
+    }
+}
+
+impl From<ArrowError> for DecodeFault {
+    fn from(e: ArrowError) -> Self {
+        Self::Undecodable(e.into())
+    }
+}
 
 /// Columns of less than this are not worth a thread of their own.
 const HAND_BYTES: u64 = 4 << 20;
@@ -137,7 +154,7 @@ impl DecodeTask {
     }
 
     /// One column.
-    fn column(&self, chunks: &Chunks, place: usize) -> Result<ArrayRef, ParquetError> {
+    fn column(&self, chunks: &Chunks, place: usize) -> Result<ArrayRef, DecodeFault> {
         let (field, rows) = (self.schema.field(place), self.part.rows as usize);
         let wanted = field.data_type();
         let column = match &self.columns[place] {
@@ -164,7 +181,7 @@ impl DecodeTask {
         column: usize,
         field: &Field,
         wanted: &DataType,
-    ) -> Result<ArrayRef, ParquetError> {
+    ) -> Result<ArrayRef, DecodeFault> {
         self.check_pages(chunks, column)?;
         let whole = match self.selection {
             None => whole::read(&self.part, chunks, column, field)?,
@@ -179,7 +196,8 @@ impl DecodeTask {
         let seconds = self.general(chunks, column, field, &in_seconds)?;
         int96::joined(&found, &seconds, wanted)?.ok_or_else(|| {
             let name = field.name();
-            ParquetError::General(format!("column '{name}': a timestamp of 96 bits {UNFIT} {wanted}"))
+            let value = "a timestamp of 96 bits";
+            DecodeFault::Unfit(format!("column '{name}': {value} does not fit the dataset's type {wanted}"))
         })
     }
 
@@ -208,7 +226,7 @@ impl DecodeTask {
         column: usize,
         field: &Field,
         arrow: &ArrowReaderMetadata,
-    ) -> Result<ArrayRef, ParquetError> {
+    ) -> Result<ArrayRef, DecodeFault> {
         let mask = ProjectionMask::roots(arrow.parquet_schema(), [column]);
         let rows = self.part.rows as usize;
         let batch_rows = if is_unbounded(field.data_type()) { rows / 16 + 1024 } else { rows };
@@ -240,38 +258,37 @@ impl DecodeTask {
     }
 
     /// An error if `more` bytes on top of those decoded are too many.
-    fn check(&self, more: usize) -> Result<(), ParquetError> {
+    fn check(&self, more: usize) -> Result<(), DecodeFault> {
         let all = self.decoded.load(Relaxed).saturating_add(more as u64);
         match self.limit {
             DecodeLimit::Announced(limit) if all > limit => Err(ParquetError::General(format!(
                 "the columns hold more than the {limit} bytes that the footer announces, twice over"
-            ))),
-            DecodeLimit::Memory(limit) if all > limit => {
-                Err(ParquetError::General(format!("{TOO_LARGE}: {limit} bytes")))
-            }
+            ))
+            .into()),
+            DecodeLimit::Memory(limit) if all > limit => Err(DecodeFault::TooLarge(limit)),
             _ => Ok(()),
         }
     }
 
-    /// `Invalid` where the text says that the decoder cannot read such an object, else `Corrupt`. Damaged
-    /// bytes can look like either: only bytes that were fetched twice tell.
-    fn fault(&self, e: &ParquetError) -> Error {
+    /// `Invalid` where the object cannot be read so, else `Corrupt`. Of what the decoder gives up only the
+    /// text tells, and damaged bytes can look like either: only bytes that were fetched twice tell.
+    fn fault(&self, e: &DecodeFault) -> Error {
+        let e = match e {
+            DecodeFault::Undecodable(e) => e,
+            DecodeFault::Unfit(why) => {
+                return Error::invalid(format!("{}: {why}: leave the column out with --columns", self.uri));
+            }
+            DecodeFault::TooLarge(limit) => {
+                let range = &self.part.range;
+                return Error::invalid(format!(
+                    "{}: row groups {range:?}: its texts take more memory than is left for them, and the footer does not \
+                     say how much: {limit} bytes are left by segment_memory_bytes (and on a cache node --memory-bytes): \
+                     write it with smaller row groups, or allow more",
+                    self.uri
+                ));
+            }
+        };
         let text = e.to_string();
-        if let ParquetError::General(why) = e
-            && why.contains(UNFIT)
-        {
-            return Error::invalid(format!("{}: {why}: leave the column out with --columns", self.uri));
-        }
-        if let ParquetError::General(why) = e
-            && why.starts_with(TOO_LARGE)
-        {
-            let range = &self.part.range;
-            return Error::invalid(format!(
-                "{}: row groups {range:?}: {why} are left by segment_memory_bytes (and on a cache node --memory-bytes): \
-                 write it with smaller row groups, or allow more",
-                self.uri
-            ));
-        }
         if matches!(e, ParquetError::NYI(_)) || text.contains("not supported") {
             return Error::invalid(format!("{}: cannot be read: {text}", self.uri));
         }
@@ -291,10 +308,10 @@ impl DecodeTask {
 }
 
 /// A column of another type, each value unchanged.
-fn adapt(name: &str, own: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, ParquetError> {
+fn adapt(name: &str, own: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, DecodeFault> {
     widen::exact(own, wanted).map_err(|e| {
-        let found = own.data_type();
-        ParquetError::General(format!("column '{name}': a value of {found} {UNFIT} {wanted} ({e})"))
+        let value = format!("a value of {}", own.data_type());
+        DecodeFault::Unfit(format!("column '{name}': {value} does not fit the dataset's type {wanted} ({e})"))
     })
 }
 

@@ -9,6 +9,10 @@ use object_store::client::{HttpError, HttpErrorKind};
 use std::io;
 use std::time::Instant;
 
+/// How the reason of an error begins for which there is nothing to sign with. Such a reason tells of the
+/// machine that reads: a server whose callers are not to know that looks for these words.
+pub const NO_CREDENTIALS: &str = "no credentials";
+
 /// The name under which a provider of credentials reports that it failed.
 pub(super) const CREDENTIALS: &str = "credentials";
 
@@ -110,14 +114,14 @@ impl Endpoint {
         let public = "set s3_anonymous for a public bucket";
         match e {
             object_store::Error::Unauthenticated { .. } => {
-                Some((Kind::Denied, format!("no credentials: {root}; {public}")))
+                Some((Kind::Denied, format!("{NO_CREDENTIALS}: {root}; {public}")))
             }
             object_store::Error::Generic { store: CREDENTIALS, .. } => {
-                Some((Kind::Retry, format!("no credentials ({tried}): {root}")))
+                Some((Kind::Retry, format!("{NO_CREDENTIALS} ({tried}): {root}")))
             }
             _ if self.key_id.is_none() && INSTANCE.iter().any(|sign| f.text.contains(sign)) => {
                 let why = "none in the environment or the provider's files, and no metadata service answers";
-                Some((Kind::Denied, format!("no credentials: {why}; {public}")))
+                Some((Kind::Denied, format!("{NO_CREDENTIALS}: {why}; {public}")))
             }
             _ => None,
         }
@@ -300,6 +304,21 @@ mod tests {
         let e = endpoint().fault("s3://b/k", None, None, &e);
         assert!(e.kind == Kind::Invalid && e.message.contains("http://h:1"), "{e}");
         assert!(e.message.contains("UnknownIssuer") && e.message.contains("--s3-ca"), "{e}");
+    }
+
+    #[test]
+    fn a_lack_of_credentials_is_told_in_the_words_that_servers_look_for() {
+        let source = || Box::<dyn std::error::Error + Send + Sync>::from("no such profile");
+        let keyless = Endpoint { key_id: None, ..endpoint() };
+        for (e, kind) in [
+            (object_store::Error::Unauthenticated { path: "p".into(), source: source() }, Kind::Denied),
+            (object_store::Error::Generic { store: CREDENTIALS, source: source() }, Kind::Retry),
+            (generic("http://169.254.169.254/latest: timed out"), Kind::Denied),
+        ] {
+            let e = keyless.fault("s3://b/k", None, None, &e);
+            assert_eq!(e.kind, kind, "{e}");
+            assert!(e.message.starts_with(&format!("s3://b/k: {NO_CREDENTIALS}")), "{e}");
+        }
     }
 
     #[test]

@@ -231,8 +231,7 @@ fn decode(text: &str) -> String {
 
 fn etag(data: &Bytes) -> String {
     use md5::{Digest, Md5};
-    let digest: String = Md5::digest(data).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("\"{digest}\"")
+    format!("\"{}\"", forebay_proto::hex::encode(&Md5::digest(data)))
 }
 
 fn refusal(code: &str) -> String {

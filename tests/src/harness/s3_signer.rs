@@ -2,6 +2,7 @@
 
 use super::s3_client::{S3Ask, S3Client};
 use aws_sigv4::sign::v4::{calculate_signature, generate_signing_key};
+use forebay_proto::hex;
 use sha2::{Digest as _, Sha256};
 use time::{Duration, OffsetDateTime};
 
@@ -41,7 +42,7 @@ impl Signer {
     /// the query have no escapes.
     pub fn header(&self, method: &'static str, target: &str) -> S3Ask {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let payload = hex(&Sha256::digest(b""));
+        let payload = hex::encode(&Sha256::digest(b""));
         let stamp = self.stamp();
         let headers = [("host", &*self.host), ("x-amz-content-sha256", &payload), ("x-amz-date", &stamp)];
         let signature = self.signature(method, path, query, &headers, &payload);
@@ -82,7 +83,7 @@ impl Signer {
         let names: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
         let (query, names) = (pairs.join("&"), names.join(";"));
         let request = format!("{method}\n{path}\n{query}\n{lines}\n{names}\n{payload}");
-        let request = hex(&Sha256::digest(request.as_bytes()));
+        let request = hex::encode(&Sha256::digest(request.as_bytes()));
         let text = format!("AWS4-HMAC-SHA256\n{}\n{}\n{request}", self.stamp(), self.scope());
         let key = generate_signing_key(&self.secret, self.at.into(), self.region, "s3");
         calculate_signature(key, text.as_bytes())
@@ -104,8 +105,4 @@ impl Signer {
 fn valued(pair: &str) -> String {
     let pair = pair.replace('/', "%2F");
     if pair.contains('=') { pair } else { format!("{pair}=") }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

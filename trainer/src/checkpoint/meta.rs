@@ -1,7 +1,8 @@
 //! What a checkpoint says about itself.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay_proto::digest::{ContentDigest, OrderDigest};
+use forebay_proto::hex;
 use forebay_proto::state::LoaderState;
 use serde::{Deserialize, Serialize};
 
@@ -162,7 +163,7 @@ impl Meta {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             identity,
             step,
-            loader_state: hex(&state.to_bytes()),
+            loader_state: hex::encode(&state.to_bytes()),
             order_digest: digest_of(&epochs)?.to_string(),
             epochs,
             world_size,
@@ -178,7 +179,8 @@ impl Meta {
 
     /// Where the run stood.
     pub fn state(&self) -> Result<LoaderState> {
-        Ok(LoaderState::from_bytes(&unhex(&self.loader_state)?)?)
+        let bytes = hex::decode(&self.loader_state).context("the loader state is no hex")?;
+        Ok(LoaderState::from_bytes(&bytes)?)
     }
 
     /// Refuses a run that it does not belong to, naming what differs.
@@ -198,13 +200,4 @@ impl Meta {
         }
         Ok(())
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Result<Vec<u8>> {
-    ensure!(text.is_ascii() && text.len().is_multiple_of(2), "the loader state is no hex");
-    (0..text.len()).step_by(2).map(|at| Ok(u8::from_str_radix(&text[at..at + 2], 16)?)).collect()
 }

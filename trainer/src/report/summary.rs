@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
+use forebay_proto::units::told_bytes;
 use forebay_proto::v1::Counters;
 use serde::Serialize;
 
@@ -217,7 +218,8 @@ impl EpochReport {
             loss = format!("  {tokens:.0} tokens/s, {:.1} % padding{loss}", 100.0 * padding);
         }
         let cost = self.cost.as_ref();
-        let cost = cost.map(|cost| format!("  S3 {} requests, {}", cost.s3_requests, bytes(cost.s3_bytes)));
+        let cost =
+            cost.map(|cost| format!("  S3 {} requests, {}", cost.s3_requests, told_bytes(cost.s3_bytes)));
         let cost = cost.unwrap_or_default();
         let mut end = String::new();
         if self.samples_before_resume > 0 {
@@ -279,9 +281,9 @@ impl Report {
                 format!("{:.1} %", 100.0 * epoch.data_wait_share),
                 epoch.utilisation().map_or_else(untold, |au| format!("{:.1} %", 100.0 * au)),
                 cost(|cost| cost.s3_requests.to_string()),
-                cost(|cost| bytes(cost.s3_bytes)),
-                cost(|cost| format!("{} in {}", bytes(cost.s3_footer_bytes), cost.s3_footer_requests)),
-                cost(|cost| bytes(cost.parquet_bytes_decoded)),
+                cost(|cost| told_bytes(cost.s3_bytes)),
+                cost(|cost| format!("{} in {}", told_bytes(cost.s3_footer_bytes), cost.s3_footer_requests)),
+                cost(|cost| told_bytes(cost.parquet_bytes_decoded)),
                 epoch.loss.map_or_else(untold, |loss| format!("{loss:.4}")),
                 epoch.order_digest.clone(),
             ]);
@@ -328,18 +330,6 @@ fn source(cost: Option<&CostReport>, projected_bytes: u64, direct: bool) -> &'st
     }
 }
 
-/// Bytes for people: `9.9 MB`.
-pub fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    for unit in ["B", "kB", "MB", "GB"] {
-        if value < 999.5 {
-            return if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") };
-        }
-        value /= 1000.0;
-    }
-    format!("{value:.1} TB")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,7 +357,7 @@ mod tests {
     fn an_epoch_in_one_line() {
         assert_eq!(
             epoch().line(3),
-            "epoch 1/3  from S3  4.0 s  15000 samples/s  data wait 12.5 %  loss 0.2500  S3 16 requests, 9.9 MB"
+            "epoch 1/3  from S3  4.0 s  15000 samples/s  data wait 12.5 %  loss 0.2500  S3 16 requests, 9.90 MB"
         );
         assert_eq!(epoch().cost.unwrap().cache_hits, 5);
         let untold = EpochReport { cost: None, ..epoch() };
@@ -393,14 +383,5 @@ mod tests {
         assert_eq!(from(3, 50, false), "S3 + cache");
         assert_eq!(from(0, 0, true), "memory");
         assert_eq!(source(None, 100, false), "cache", "which told nothing");
-    }
-
-    #[test]
-    fn bytes_read_well() {
-        let pairs =
-            [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_600, "1.0 MB"), (2_500_000_000, "2.5 GB")];
-        for (count, text) in pairs {
-            assert_eq!(bytes(count), text);
-        }
     }
 }

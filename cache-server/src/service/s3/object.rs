@@ -11,7 +11,7 @@ use crate::auth::limiter::Limiter;
 use crate::objects::{MissingAge, ObjectStream, Scope};
 use crate::service::fetch_limit::toll;
 use crate::service::gate::{Pass, draining};
-use crate::service::object_meter::ObjectMeter;
+use crate::service::meter::StreamMeter;
 use bytes::Bytes;
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Kind, Result};
@@ -204,10 +204,9 @@ async fn of(
                 let ranges = vec![range.clone()];
                 let stream = endpoint.node.objects.read(version.clone(), ranges).await?.lending();
                 let stream = stream.paying(toll(visitor.limiter()));
-                Pieces::Cached(Box::new((
-                    stream,
-                    ObjectMeter::new(endpoint.node.clone(), version, visitor.limiter()),
-                )))
+                let (hot, events) = (endpoint.node.hot.clone(), endpoint.node.events.clone());
+                let meter = StreamMeter::of_object(hot, events, version).limited(visitor.limiter());
+                Pieces::Cached(Box::new((stream, meter)))
             }
             false => Pieces::Store(StorePieces::new(endpoint, named, &version, range.clone()).await?),
         };
@@ -263,7 +262,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
 
 /// Where bytes come from.
 enum Pieces {
-    Cached(Box<(ObjectStream, ObjectMeter)>),
+    Cached(Box<(ObjectStream, StreamMeter)>),
     Store(StorePieces),
 }
 
@@ -285,7 +284,7 @@ impl ObjectBody {
                     let piece = stream.next().await;
                     let piece = node.objects.noting_change(&stream.version, piece).await?;
                     let Some(piece) = piece else { return Ok(None) };
-                    meter.sent(&piece).await;
+                    meter.send_piece(&piece).await;
                     Ok(Some(piece.bytes))
                 }
                 Pieces::Store(pieces) => {

@@ -6,9 +6,10 @@ use super::request::Named;
 use super::visitor::Visitor;
 use super::{object, store};
 use crate::auth::calls::S3Operation;
+use crate::service::http1::has_body;
 use crate::service::stalls::StreamOrigin;
-use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
-use http::{HeaderMap, Method, Request, Response, StatusCode, request as head};
+use http::header::HeaderValue;
+use http::{Method, Request, Response, StatusCode, request as head};
 use http_body_util::BodyExt as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -144,11 +145,6 @@ fn check_method(head: &head::Parts) -> Answer<()> {
         }
     };
     Err(S3Refusal { closes: has_body, ..refusal })
-}
-
-fn has_body(headers: &HeaderMap) -> bool {
-    let length = headers.get(CONTENT_LENGTH);
-    headers.contains_key(TRANSFER_ENCODING) || length.is_some_and(|length| length.as_bytes() != b"0")
 }
 
 fn check_resources(named: &Named, resources: &[&str]) -> Answer<()> {

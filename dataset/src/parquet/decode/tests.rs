@@ -340,6 +340,18 @@ fn timestamps_of_96_bits_are_what_was_written_or_an_error() {
 }
 
 #[test]
+fn a_columns_name_does_not_tell_what_is_wrong_with_it() {
+    let (t, _) = task(&[list(UInt8Array::from(vec![1_u8]), 1, true)], 7, WriterProperties::builder());
+    for name in ["it does not fit the dataset's type", "its texts take more memory than is left for them"] {
+        let damaged = ParquetError::General(format!("{name}: it lacks 3 values"));
+        assert_eq!(t.fault(&damaged.into()).kind, Kind::Corrupt, "{name}");
+    }
+    for e in [DecodeFault::Unfit("column 'a'".into()), DecodeFault::TooLarge(7)] {
+        assert_eq!(t.fault(&e).kind, Kind::Invalid, "{e:?}");
+    }
+}
+
+#[test]
 fn timestamps_of_96_bits_within_lists_are_too() {
     let schema = "message m { optional group l (LIST) { repeated group list { optional int96 element; } } }";
     let bytes = int96(schema, &[LAST, FIRST], [&[3, 2, 3, 0, 1], &[0, 1, 0, 0, 0]]);

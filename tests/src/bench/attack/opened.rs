@@ -28,8 +28,3 @@ pub fn done(arena: &Arena<'_>, who: &str, path: &str, message: &[u8]) -> anyhow:
     anyhow::ensure!(answer.code == 0, "{path} of {who}: {} {}", answer.code, answer.message);
     Ok(())
 }
-
-/// 32 digits.
-pub fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}

@@ -1,11 +1,12 @@
 //! A tenant after the data of another one: cases 22 to 24.
 
 use super::arena::{Arena, OTHERS, OWN};
-use super::opened::{done, hex, opened};
+use super::opened::{done, opened};
 use super::trials::Trials;
 use crate::harness::check::Check;
 use crate::harness::question::{Answer, DENIED, NOT_FOUND, flight_ticket};
 use crate::harness::table::{MIB_ROWS, Table};
+use forebay_proto::hex;
 use forebay_proto::manifest::Digest;
 use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::v1;
@@ -113,7 +114,7 @@ fn note_refusals(arena: &Arena<'_>, digest: &[u8], place: &str, refused: &mut Tr
 
 /// Whether an answer about a digest is the one about a digest that nobody has.
 fn is_as_unknown(stolen: &Answer, digest: &[u8], unknown: &Answer) -> bool {
-    let expected = unknown.message.replace(&hex(&NOBODYS), &hex(digest));
+    let expected = unknown.message.replace(&hex::encode(&NOBODYS), &hex::encode(digest));
     (stolen.code, unknown.code) == (NOT_FOUND, NOT_FOUND)
         && stolen.message == expected
         && stolen.body.is_empty()
@@ -204,8 +205,8 @@ fn told_to(arena: &Arena<'_>, digest: &[u8]) -> anyhow::Result<Vec<Check>> {
         for path in [STATUS, WATCH] {
             let answer = arena.ask(Some(who), path, &[])?;
             let words = [MARK.as_bytes(), b"tenants/audio", digest];
-            let leaks =
-                words.iter().any(|word| answer.has(word, "")) || answer.has(hex(digest).as_bytes(), "");
+            let leaks = words.iter().any(|word| answer.has(word, ""))
+                || answer.has(hex::encode(digest).as_bytes(), "");
             let is_silent = answer.code == 0 && !answer.body.is_empty() && !leaks;
             silent.note(is_silent, || format!("{path} of {who}: {} {}", answer.code, answer.message));
         }

@@ -122,7 +122,8 @@ impl OutagesStage {
     async fn new(settings: &OutagesSettings) -> anyhow::Result<Self> {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "outages", settings.segments, MIB_ROWS)?;
-        mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist")?;
+        // More segments than a reader's window holds: what a stream holds, it needs nobody for.
+        mnist::upload_folder(&s3, &mnist::folder().join("train"), "mnist")?;
         let stored_bytes = stored_bytes(&s3, &table).await?;
         Ok(Self { s3, table, stored_bytes, settings: *settings })
     }
@@ -277,7 +278,7 @@ impl OutagesStage {
         };
         let before = served().await?;
         // Enough epochs that it still trains when the outage has begun.
-        let training = TrainingBeside::start(server, &self.s3.uri("mnist"), folder, 60)?;
+        let training = TrainingBeside::start(server, &self.s3.uri("mnist"), folder, 6)?;
         let since = Instant::now();
         while served().await? == before {
             anyhow::ensure!(since.elapsed() < Duration::from_secs(60), "training asks for no rows");

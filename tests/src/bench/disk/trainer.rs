@@ -10,6 +10,8 @@ use std::time::Duration;
 
 const BATCH: &str = "100";
 const SEED: &str = "5";
+/// Segments that its stream holds at once.
+const WINDOW: &str = "1";
 
 /// A training run under way.
 pub struct TrainingBeside {
@@ -40,7 +42,7 @@ impl TrainingBeside {
         let run = Run::find("forebay-train")?;
         let run = run.args(["--endpoint", &server.endpoint, "--train", uri]);
         let run = run.args(["--epochs", &epochs.to_string(), "--prefetch-bytes", "1MiB", "--verify"]);
-        let run = run.args(["--batch", BATCH, "--seed", SEED, "--report"]).arg(&report);
+        let run = run.args(["--window", WINDOW, "--batch", BATCH, "--seed", SEED, "--report"]).arg(&report);
         let run = run.envs([("OMP_NUM_THREADS", "1")]).limit(Duration::from_secs(300));
         Ok(Self { run: run.try_start()?, report, uri: uri.to_owned(), epochs })
     }
@@ -71,7 +73,8 @@ impl Trained {
         let run = Run::find("forebay")?.args(["epoch", &self.uri, "--verify", "--direct"]);
         let run = run.args(["--s3-endpoint", &s3.endpoint, "--s3-region", REGION]).envs(s3.credentials());
         let report: Value = run
-            .args(["--epochs", &self.digests.len().to_string(), "--batch", BATCH, "--seed", SEED])
+            .args(["--epochs", &self.digests.len().to_string(), "--window", WINDOW])
+            .args(["--batch", BATCH, "--seed", SEED])
             .json()?;
         Ok(digests(&report)? == self.digests)
     }

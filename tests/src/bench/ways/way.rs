@@ -2,7 +2,7 @@
 
 use crate::bench::train::utilisation::Utilisation;
 use crate::harness::report;
-use forebay_train::bytes;
+use forebay_proto::units::told_bytes;
 use serde_json::Value;
 
 /// The heads of the columns: the way's name, and [`cells`].
@@ -96,7 +96,7 @@ pub fn cells(way: &Way) -> [String; HEADS.len() - 1] {
         nominal,
         all_steps,
         show(way.median(|epoch| epoch.s3_requests), &|count| format!("{count:.0}")),
-        show(way.median(|epoch| epoch.s3_bytes), &|count| bytes(count as u64)),
+        show(way.median(|epoch| epoch.s3_bytes), &|count| told_bytes(count as u64)),
     ]
 }
 

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use forebay_proto::hex;
 use futures::TryStreamExt;
 use md5::{Digest, Md5};
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use super::object::{About, Object as Stored, hex};
+use super::object::{About, Object as Stored};
 use super::objects::Objects;
 use super::read::{Asked, answered, asked, described, holds, list_v1, list_v2, list_versions};
 
@@ -262,7 +263,7 @@ impl S3 for Api {
 
     async fn upload_part(&self, r: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
         let data = read(r.input.body).await?;
-        let e_tag = Some(ETag::Strong(hex(&Md5::digest(&data))));
+        let e_tag = Some(ETag::Strong(hex::encode(&Md5::digest(&data))));
         self.uploads
             .lock()
             .get_mut(&r.input.upload_id)
@@ -317,7 +318,7 @@ impl Upload {
             digests.update(Md5::digest(bytes));
             data.extend_from_slice(bytes);
         }
-        let etag = format!("{}-{}", hex(&digests.finalize()), parts.len());
+        let etag = format!("{}-{}", hex::encode(&digests.finalize()), parts.len());
         let bytes = |part: &CompletedPart| Some(self.0.get(&part.part_number?)?.len());
         let about = About { parts: parts.iter().filter_map(bytes).collect(), ..About::default() };
         Ok(Stored { etag, about: about.into(), ..Stored::new(data.freeze()) })

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use forebay_proto::hex;
 use md5::{Digest, Md5};
 
 use crate::harness::made::MadeObject;
@@ -60,11 +61,7 @@ pub(super) struct About {
 impl Object {
     #[expect(clippy::disallowed_methods, reason = "S3 tells when an object was written")]
     pub(super) fn new(data: Bytes) -> Self {
-        let (etag, data) = (hex(&Md5::digest(&data)), ObjectData::Kept(data));
+        let (etag, data) = (hex::encode(&Md5::digest(&data)), ObjectData::Kept(data));
         Self { data, etag, modified: SystemTime::now(), about: Arc::default(), version_id: None }
     }
-}
-
-pub(super) fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

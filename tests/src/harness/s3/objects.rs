@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use forebay_proto::hex;
 use md5::{Digest, Md5};
 
-use super::object::{Object, ObjectData, hex};
+use super::object::{Object, ObjectData};
 use super::versions::{Bucket, Deleted, Version};
 use crate::harness::made::MadeObject;
 
@@ -29,7 +30,7 @@ impl Objects {
     /// Puts an object, in place of an older one; the bucket is made if there is none.
     pub fn put(&self, bucket: &str, key: &str, data: impl Into<Bytes>) {
         let data = data.into();
-        let etag = hex(&Md5::digest(&data));
+        let etag = hex::encode(&Md5::digest(&data));
         self.insert(bucket, key, ObjectData::Kept(data), etag);
     }
 

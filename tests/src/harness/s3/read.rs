@@ -1,5 +1,6 @@
 //! GET, HEAD and listings as S3 answers them: conditions, ranges, parts, headers.
 
+use forebay_proto::hex;
 use hyper::header::{CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, LAST_MODIFIED};
 use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
@@ -287,13 +288,11 @@ fn spelled(text: String, is_url: bool) -> String {
 
 /// A token that nobody should look into.
 fn sealed(last: &str) -> String {
-    last.bytes().fold("t".into(), |token, b| token + &format!("{b:02x}"))
+    format!("t{}", hex::encode(last.as_bytes()))
 }
 
 fn opened(token: &str) -> S3Result<String> {
     let wrong = || s3_error!(InvalidArgument, "The continuation token provided is incorrect");
-    let digits = token.strip_prefix('t').filter(|digits| digits.is_ascii()).ok_or_else(wrong)?;
-    let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..digits.len()).step_by(2).map(byte).collect();
+    let bytes = token.strip_prefix('t').and_then(hex::decode);
     bytes.and_then(|bytes| String::from_utf8(bytes).ok()).ok_or_else(wrong)
 }

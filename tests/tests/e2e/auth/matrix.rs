@@ -4,7 +4,7 @@
 //! The calls are those of the descriptors, and of Flight.
 
 use super::Guarded;
-use forebay_proto::v1;
+use forebay_proto::{hex, v1};
 use forebay_tests::harness::etcd::Etcd;
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::policy::ALL;
@@ -56,7 +56,7 @@ fn used(etcd: &Etcd) -> (Guarded, Vec<u8>) {
 
 /// Whether an answer tells of another's data.
 fn leaks(answer: &Answer, asked: &str, digest: &[u8]) -> bool {
-    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex::encode(digest);
     answer.has(MARK.as_bytes(), asked) || answer.has(digest, "") || answer.has(hex.as_bytes(), &hex)
 }
 

@@ -1,6 +1,7 @@
 //! The canonical request of Signature Version 4.
 
 use crate::service::s3::request::Named;
+use forebay_proto::hex;
 use http::request;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
 use sha2::{Digest, Sha256};
@@ -56,10 +57,5 @@ fn push_query(text: &mut String, named: &Named) {
 
 /// The SHA-256 of a text, as hexadecimal digits.
 pub fn hex_sha256(text: &str) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
-    let mut digits = String::with_capacity(64);
-    digits
-        .extend(Sha256::digest(text.as_bytes()).iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
-    digits
+    hex::encode(&Sha256::digest(text.as_bytes()))
 }

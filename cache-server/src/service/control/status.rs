@@ -1,0 +1,96 @@
+//! What the node says of itself: its datasets, its disk, its memory, its counters.
+
+use crate::auth::caller::Caller;
+use crate::datasets::Dataset;
+use crate::disk::dirs::{DirStatus, Health};
+use crate::disk::{DiskCache, RawFiles};
+use crate::node::Node;
+use crate::runtime::blocking;
+use crate::service::metrics;
+use forebay_proto::{Result, v1};
+use std::sync::Arc;
+
+/// All of it, with those datasets that the caller may know of.
+pub async fn status(node: &Arc<Node>, caller: &Caller) -> Result<v1::StatusReply> {
+    let (looking, who) = (node.clone(), caller.clone());
+    // A look at every segment of every dataset, and at every file: milliseconds, but not for an async thread.
+    let look = move || {
+        let mut all = looking.datasets.list();
+        all.retain(|dataset| who.sees_manifest(&dataset.manifest));
+        let datasets = all.iter().map(|d| dataset_status(&looking, d, &all)).collect();
+        (datasets, looking.disk.pinned(), memory(&looking))
+    };
+    let (datasets, (pins, pinned_bytes), memory) = blocking(look).await?;
+    let (disk, silence) = (&node.disk, node.store_silence());
+    Ok(v1::StatusReply {
+        node: node.name.clone(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        uptime_s: node.started.elapsed().as_secs(),
+        cache_bytes_used: disk.used_bytes(),
+        cache_bytes_limit: disk.limit_bytes(),
+        segments_held: disk.segments(),
+        counters: Some(metrics::counters(node)),
+        datasets,
+        pins,
+        pinned_bytes,
+        dirs: disk.dirs().into_iter().map(dir).collect(),
+        membership: Some(node.membership()),
+        segments_hot: node.hot.detection().published().len() as u64,
+        load: node.hot.load(),
+        raw: Some(raw(disk)),
+        memory: Some(memory),
+        store_silent_s: silence.as_ref().map_or(0.0, |silence| silence.lasting.as_secs_f64()),
+        store_error: silence.map(|silence| silence.error).unwrap_or_default(),
+    })
+}
+
+/// The memory in use, part by part.
+fn memory(node: &Node) -> v1::Memory {
+    v1::Memory {
+        limit_bytes: node.memory.limit_bytes,
+        fills_bytes: node.memory.fills.used(),
+        prefetch_bytes: node.memory.prefetch.used(),
+        transit_bytes: node.memory.tier.used(),
+        streams_bytes: node.memory.messages_bytes(),
+        resident_bytes: metrics::resident_bytes(),
+    }
+}
+
+fn raw(disk: &DiskCache) -> v1::RawStatus {
+    let RawFiles { files, bytes } = disk.raw();
+    v1::RawStatus { files, bytes, guaranteed_bytes: disk.raw_share_bytes() }
+}
+
+fn dir(dir: DirStatus) -> v1::DirStatus {
+    let health = match dir.health {
+        Health::Up => "up",
+        Health::Full => "full",
+        Health::Away => "away",
+    };
+    v1::DirStatus {
+        path: dir.path.display().to_string(),
+        health: health.into(),
+        bytes_used: dir.used_bytes,
+        bytes_limit: dir.limit_bytes,
+    }
+}
+
+/// How much of a dataset is here. Looks at each of its segments: not for an async thread.
+fn dataset_status(node: &Node, dataset: &Dataset, all: &[Dataset]) -> v1::DatasetStatus {
+    let m = &dataset.manifest;
+    let held = dataset.segment_ids().filter(|id| node.disk.holds(*id, &[]));
+    let (segments_held, segments_owned) = node.ownership.count(held);
+    let object = m.objects().first().map(|object| m.object_uri(object));
+    v1::DatasetStatus {
+        uri: m.uri().into(),
+        digest: m.digest().to_bytes().to_vec().into(),
+        rows: m.rows(),
+        segments: m.segments().len() as u64,
+        segments_held,
+        replicas: object.map_or(1, |object| node.ownership.replicas(&object) as u32),
+        segments_owned,
+        part: dataset.part(all),
+        superseded: node.datasets.is_superseded(dataset),
+        filter: dataset.filter().to_owned(),
+    }
+}
