@@ -29,8 +29,8 @@ build: setup ## Build everything, optimised, into target/release
 	cargo build --release --workspace --bins --features forebay-tests/gpu
 
 demo: setup ## MNIST from S3 through the cache into a training run of two ranks (DEMO_ARGS=--short for CI)
-	cargo build --release --workspace --no-default-features $(DEMO)
-	target/release/forebay-demo $(DEMO_ARGS)
+	cargo build --profile quick --workspace --no-default-features $(DEMO)
+	target/quick/forebay-demo $(DEMO_ARGS)
 
 demo-debug: setup ## The demo with the programs that the tests run, which are slower and need no second build
 	cargo build $(TESTED)
