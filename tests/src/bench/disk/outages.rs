@@ -122,7 +122,7 @@ impl OutagesStage {
     async fn new(settings: &OutagesSettings) -> anyhow::Result<Self> {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "outages", settings.segments, MIB_ROWS)?;
-        // More segments than a reader's window holds: what a stream holds, it needs nobody for.
+        // More segments than a stream holds: for those it needs nobody.
         mnist::upload_folder(&s3, &mnist::folder().join("train"), "mnist")?;
         let stored_bytes = stored_bytes(&s3, &table).await?;
         Ok(Self { s3, table, stored_bytes, settings: *settings })
