@@ -3,7 +3,6 @@
 //! end of the outage and go on. Another job has less patience than the outage lasts: it ends, and says why.
 
 use super::hits::stored_bytes;
-use super::node::status;
 use super::trainer::{Trained, TrainingBeside};
 use crate::harness::check::Findings;
 use crate::harness::mnist;
@@ -12,7 +11,6 @@ use crate::harness::reader::{EpochRead, Job, Reader};
 use crate::harness::s3::S3Server;
 use crate::harness::table::{MIB_ROWS, Table};
 use crate::harness::wire::{Outage, Wire};
-use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -22,6 +20,12 @@ const HOST: &str = "s3.forebay.test";
 
 /// What a wait may take longer than the outage and one request together. Generous: the machine may be loaded.
 const AFTERWARDS: Duration = Duration::from_secs(20);
+
+/// Where the dataset of the training run lies.
+const TRAINED: &str = "mnist";
+
+/// More of it than footers: the training run reads, as nobody else reads it.
+const FETCHED_BYTES: u64 = 4 << 20;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
@@ -123,7 +127,7 @@ impl OutagesStage {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "outages", settings.segments, MIB_ROWS)?;
         // More segments than a stream holds: for those it needs nobody.
-        mnist::upload_folder(&s3, &mnist::folder().join("train"), "mnist")?;
+        mnist::upload_folder(&s3, &mnist::folder().join("train"), TRAINED)?;
         let stored_bytes = stored_bytes(&s3, &table).await?;
         Ok(Self { s3, table, stored_bytes, settings: *settings })
     }
@@ -146,7 +150,7 @@ impl OutagesStage {
         route.cut()?;
         let began = Instant::now();
         if training.is_some() {
-            self.forget(&server, &self.s3.uri("mnist"))?;
+            self.forget(&server, &self.s3.uri(TRAINED))?;
         }
         let gives_up = async {
             loop {
@@ -267,24 +271,25 @@ impl OutagesStage {
         Reader::start(&server.endpoint, &self.table, &job).await
     }
 
-    /// A training run that has got its first rows, if one is wanted.
+    /// A training run of whose data the node has fetched some, if one is wanted.
     async fn training(&self, server: &Server, folder: &Path) -> anyhow::Result<Option<TrainingBeside>> {
         if !self.settings.trainer {
             return Ok(None);
         }
-        let served = async || {
-            let counters = status(server).await?.counters.context("a node has counters")?;
-            anyhow::Ok(counters.rows_served)
-        };
-        let before = served().await?;
+        self.s3.take_log();
         // Enough epochs that it still trains when the outage has begun.
-        let training = TrainingBeside::start(server, &self.s3.uri("mnist"), folder, 6)?;
+        let training = TrainingBeside::start(server, &self.s3.uri(TRAINED), folder, 6)?;
         let since = Instant::now();
-        while served().await? == before {
-            anyhow::ensure!(since.elapsed() < Duration::from_secs(60), "training asks for no rows");
+        while self.fetched(TRAINED) < FETCHED_BYTES {
+            anyhow::ensure!(since.elapsed() < Duration::from_secs(60), "training asks for no data");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Ok(Some(training))
+    }
+
+    /// Bytes of objects under a prefix that have left S3 since its log was emptied.
+    fn fetched(&self, prefix: &str) -> u64 {
+        self.s3.log().iter().filter(|seen| seen.key.starts_with(prefix)).map(|seen| seen.bytes).sum()
     }
 
     /// Has the node drop what it holds of a dataset: only S3 has it then.
