@@ -17,7 +17,7 @@ DEMO := $(SHIPPED) --bin forebay-demo
 
 # The programs that tests run. There are no examples, but with --examples cargo gives each dependency the same features as
 # in `cargo test`, where proptest asks for more. Else arrow and every crate that uses it would be compiled twice.
-TESTED := --workspace --bins --lib --examples
+TESTED := --workspace --features forebay-tests/gpu --bins --lib --examples
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -39,7 +39,7 @@ demo-debug: setup ## The demo with the programs that the tests run, which are sl
 test: ## Build and run all tests, those of the Python package last
 	@scripts/setup.sh tests
 	cargo build $(TESTED)
-	cargo test --workspace --no-fail-fast
+	cargo test --workspace --features forebay-tests/gpu --no-fail-fast
 	@scripts/test-python.sh
 
 test-clients: ## Run clients of S3 against a node's endpoint (installs them in .clients); FOREBAY_S3_TESTS=FOLDER: also ceph/s3-tests there
@@ -56,7 +56,7 @@ check: ## Formatting, lints, and the rules in tests/tests/tidy with their figure
 	cargo fmt --check --manifest-path trainer/c10d-nccl/Cargo.toml
 	cargo clippy --workspace --all-targets --features forebay-tests/gpu -- -D warnings
 	cargo clippy --workspace --no-default-features $(DEMO) -- -D warnings
-	cargo test -q --workspace --test tidy -- --nocapture
+	cargo test -q --workspace --features forebay-tests/gpu --test tidy -- --nocapture
 
 attack: build ## Attack a node as strangers would (silence, floods, bombs) beside a good reader: target/bench/attack.json
 	target/release/forebay-attack $(BENCH_ARGS)

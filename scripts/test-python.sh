@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # As in `make test`, so that nothing is compiled twice.
-cargo build --quiet --workspace --bins --lib --examples
+cargo build --quiet --workspace --features forebay-tests/gpu --bins --lib --examples
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 ln -sfn "$target/lib_forebay.so" python/forebay/_forebay.so
 

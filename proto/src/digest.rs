@@ -47,10 +47,9 @@ macro_rules! set_digest {
         impl std::str::FromStr for $name {
             type Err = crate::Error;
 
+            /// From the 32 hex digits that it is printed as.
             fn from_str(s: &str) -> Result<Self> {
-                u128::from_str_radix(s, 16)
-                    .map(Self)
-                    .map_err(|_| crate::Error::invalid(format!("`{s}` is not a digest of 32 hex digits")))
+                Ok(Self(s.parse::<Digest>()?.0))
             }
         }
     };
@@ -104,6 +103,15 @@ mod tests {
         assert_ne!(whole, of(&[(0, 5), (1, 3), (2, 4), (2, 4)]), "repeated");
         assert_eq!(OrderDigest::from_bytes(&whole.to_bytes()).unwrap(), whole);
         assert_eq!(whole.to_string().parse::<OrderDigest>().unwrap(), whole);
+    }
+
+    #[test]
+    fn the_text_of_a_digest_has_32_hex_digits() {
+        for wrong in ["", "12ab", "+123456789abcdef0123456789abcdef", "0x123456789abcdef0123456789abcde", "g"]
+        {
+            let e = wrong.parse::<ContentDigest>().unwrap_err();
+            assert!(e.message.contains("32 hex digits"), "{wrong}: {e}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-cargo build --quiet --workspace --bins --lib --examples
+cargo build --quiet --workspace --features forebay-tests/gpu --bins --lib --examples
 export FOREBAY_BIN=${FOREBAY_BIN:-$(realpath "${CARGO_TARGET_DIR:-target}")/debug} PYTHONDONTWRITEBYTECODE=1
 # torch as setup.sh unpacked it for the trainer, for the clients that import it.
 export PYTHONPATH=$PWD/.torch LD_LIBRARY_PATH=$PWD/.venv/torch-stand-ins

@@ -64,12 +64,13 @@ const OWN: [(&str, bool); 17] = [
     ("--fallback", true),
 ];
 /// Flags of reading the store directly.
-const SOURCE: [(&str, bool); 9] = [
+const SOURCE: [(&str, bool); 10] = [
     ("--s3-endpoint", true),
     ("--s3-region", true),
     ("--s3-profile", true),
     ("--s3-path-style", true),
     ("--s3-anonymous", false),
+    ("--s3-ca", true),
     ("--s3-max-requests", true),
     ("--s3-max-bytes-per-s", true),
     ("--patience-s", true),

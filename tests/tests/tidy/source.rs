@@ -59,6 +59,7 @@ impl Source {
 }
 
 fn is_test_module(line: &str) -> bool {
+    let line = line.strip_prefix("pub(super) ").unwrap_or(line);
     line.starts_with("mod ") && line.ends_with("tests {")
 }
 
