@@ -46,9 +46,9 @@ test-clients: ## Run clients of S3 against a node's endpoint (installs them in .
 	@scripts/setup.sh tests clients
 	@tests/clients/run.sh
 
-test-readers: ## Run those tests of the Python package that need Polars, dask, matplotlib or Ray (installs them), and 50 kills of a training process
-	@scripts/setup.sh tests readers
-	@FOREBAY_TEST_KILLS=50 scripts/test-python.sh -m 'not cuda' tests/test_readers.py tests/test_ray.py tests/test_fs.py tests/test_plot.py tests/test_process.py
+test-readers: ## Run those tests of the Python package that need Polars, dask, matplotlib or Ray, with 50 kills of a training process for the 4 of make test
+	@scripts/setup.sh tests
+	@FOREBAY_TEST_KILLS=50 scripts/test-python.sh tests/test_readers.py tests/test_ray.py tests/test_fs.py tests/test_plot.py tests/test_process.py
 
 check: ## Formatting, lints, and the rules in tests/tests/tidy with their figures
 	@scripts/setup.sh check

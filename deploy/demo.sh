@@ -134,7 +134,7 @@ say "bringing up three cache nodes, etcd, garage and Prometheus"
 compose down --volumes --remove-orphans --timeout 5 >/dev/null 2>&1 || true
 compose up -d etcd store cache-1 cache-2 cache-3 prometheus >"$out/up.log" 2>&1 || { cat "$out/up.log" && exit 1; }
 healthy etcd store cache-1 cache-2 cache-3
-say "putting MNIST into the store"
+say "putting MNIST into the object store"
 compose run --rm upload 2>"$out/upload.log" || { cat "$out/upload.log" && exit 1; }
 
 say "training on two ranks, undisturbed: one cold epoch, five warm ones"

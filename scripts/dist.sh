@@ -8,6 +8,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 programs=(forebay-server forebay forebay-train)
+# What the server may have, stripped.
+SERVER_BYTES=40000000
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 target=$(rustc -vV | sed -n 's/^host: //p')
 built=${1:-target/shipped}
@@ -44,6 +46,11 @@ for folder in "$name" "$name-debug"; do
     tar -C "$out" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -c "$folder" | gzip -9n >"$out/$folder.tar.gz"
 done
 for program in "${programs[@]}"; do
-    say "$program: $(($(stat -c %s "$stage/bin/$program") / 1000000)) MB"
+    bytes=$(stat -c %s "$stage/bin/$program")
+    judged=
+    if [ "$program" = forebay-server ]; then
+        judged=", $((SERVER_BYTES / 1000000)) at most wanted: $([ "$bytes" -le $SERVER_BYTES ] && echo PASS || echo FAIL)"
+    fi
+    say "$program: $((bytes / 100000 / 10)).$((bytes / 100000 % 10)) MB$judged"
 done
 say "$out/$name.tar.gz and $name-debug.tar.gz"

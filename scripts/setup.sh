@@ -6,7 +6,6 @@
 #   scripts/setup.sh tests    also .venv/ with pyarrow and TensorBoard's reader, which tests compare with, pytest and mypy,
 #                             what torch needs to be imported from .torch/, the frameworks that the Python package is
 #                             tested with; and etcd
-#   scripts/setup.sh readers  also Polars, dask, matplotlib and Ray in .venv/, for tests that `make test` leaves out
 #   scripts/setup.sh clients  also .clients/ with clients of S3, which tests point at a node; s3cmd and rclone
 #   scripts/setup.sh nginx    also nginx, which a benchmark measures
 #   scripts/setup.sh wheel    also maturin and zig in .venv/, which pack the Python wheel
@@ -29,7 +28,7 @@ framework_wheels=(torchdata==0.11.0 lightning==2.6.6 lightning-utilities==0.15.3
 # Readers of Arrow, and loops that have interfaces for loaders (42 MB), with what they import.
 consumer_wheels=(pandas==3.1.1 python-dateutil==4.0.0 six==1.17.0 duckdb==2.0.0 torchtitan==0.3.0 tyro==1.0.17
     docstring-parser==0.18.0 grain==0.2.18 array-record==0.8.6 etils==1.15.0 cloudpickle==3.1.2 portpicker==1.6.0)
-# Those that `make test` does not afford (170 MB).
+# More of both: Polars, dask, matplotlib and Ray (170 MB), with what they import.
 reader_wheels=(polars==2.1.0 polars-runtime-32==2.1.0 matplotlib==3.11.2 contourpy==1.3.3 cycler==0.12.1 fonttools==4.68.0
     kiwisolver==1.5.1 pillow==13.0.0 pyparsing==3.3.3
     dask==2026.8.0 importlib_metadata==10.2.0 lazy-importer==0.1.0 locket==1.0.0 partd==1.4.2 toolz==1.2.0 zipp==4.1.2
@@ -156,23 +155,16 @@ need_torch() {
 }
 
 need_test_wheels() {
-    local stamp=.venv/forebay-tests wheels="${test_wheels[*]} ${event_wheels[*]} ${framework_wheels[*]} ${consumer_wheels[*]}"
+    local stamp=.venv/forebay-tests
+    local wheels="${test_wheels[*]} ${event_wheels[*]} ${framework_wheels[*]} ${consumer_wheels[*]} ${reader_wheels[*]}"
     if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wheels; torch $torch" ]; then return; fi
     venv
     say "installing $wheels into .venv"
     pip_install --only-binary=:all: "${test_wheels[@]}"
-    pip_install --only-binary=:all: --no-deps "${event_wheels[@]}" "${framework_wheels[@]}" "${consumer_wheels[@]}"
+    pip_install --only-binary=:all: --no-deps "${event_wheels[@]}" "${framework_wheels[@]}" "${consumer_wheels[@]}" \
+        "${reader_wheels[@]}"
     .venv/bin/python scripts/torch_stand_ins.py .torch .venv/torch-stand-ins
     echo "$wheels; torch $torch" >"$stamp"
-}
-
-need_readers() {
-    local stamp=.venv/forebay-readers
-    [ "$(cat "$stamp" 2>/dev/null)" = "${reader_wheels[*]}" ] && return
-    venv
-    say "installing ${reader_wheels[*]} into .venv"
-    pip_install --only-binary=:all: --no-deps "${reader_wheels[@]}"
-    echo "${reader_wheels[*]}" >"$stamp"
 }
 
 need_clients() {
@@ -213,10 +205,9 @@ for extra in "$@"; do
     tests) need_test_wheels ;;
     check) need_components ;;
     nccl) need_cuda_headers ;;
-    readers) need_readers ;;
     clients) need_clients ;;
     nginx) ;;
     wheel) need_wheel_maker ;;
-    *) die "unknown argument '$extra': tests, readers, check, nccl, wheel or nothing" ;;
+    *) die "unknown argument '$extra': tests, check, clients, nginx, nccl, wheel or nothing" ;;
     esac
 done

@@ -7,13 +7,14 @@ mod dataset;
 mod files;
 mod frozen;
 mod known;
+mod segment_counter;
 
 pub use dataset::Dataset;
 
 use crate::allow::Allowed;
 use crate::auth::caller::Caller;
 use crate::cluster::ownership::Ownership;
-use crate::disk::DiskCache;
+use crate::disk::{DiskCache, SegmentsHeld};
 use crate::read::single_flight::SingleFlight;
 use crate::runtime::{blocking, given_up};
 use files::ManifestFiles;
@@ -24,6 +25,7 @@ use forebay_proto::{Error, Result, v1};
 use frozen::FrozenFiles;
 use known::{Known, MadeBy};
 use parking_lot::Mutex;
+use segment_counter::SegmentCounter;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -44,6 +46,7 @@ pub struct Datasets {
     frozen: FrozenFiles,
     ownership: Arc<Ownership>,
     known: Mutex<Known>,
+    counter: Arc<SegmentCounter>,
     /// Datasets being frozen: the ranks of a job all open theirs at once.
     freezing: SingleFlight<Selection, Arc<Frozen>>,
 }
@@ -59,7 +62,8 @@ impl Datasets {
     ) -> Result<Self> {
         let (files, frozen) = (ManifestFiles::new(&disk), FrozenFiles::new(&disk));
         let (known, freezing) = (Mutex::default(), SingleFlight::default());
-        let datasets = Self { source, allow, files, frozen, ownership, known, freezing };
+        let counter = Arc::new(SegmentCounter::new(disk, ownership.clone()));
+        let datasets = Self { source, allow, files, frozen, ownership, known, counter, freezing };
         datasets.recover();
         Ok(datasets)
     }
@@ -170,8 +174,10 @@ impl Datasets {
         let (new, gone) = self.known.lock().insert(dataset, made_by, known::LIMIT);
         if new || !gone.is_empty() {
             let (files, ownership, all) = (self.files.clone(), self.ownership.clone(), self.list());
+            let counter = self.counter.clone();
             let kept = blocking(move || {
                 ownership.balance(all.iter().map(|d| &*d.manifest));
+                counter.forget(&gone);
                 files.remove(&gone);
                 if new { files.keep(&manifest) } else { Ok(()) }
             });
@@ -231,12 +237,19 @@ impl Datasets {
         all
     }
 
+    /// All known datasets, and how many segments of each are held. Looks at all segments of those that it was
+    /// not asked about before: not for an async thread.
+    pub fn held(&self) -> Vec<(Dataset, SegmentsHeld)> {
+        self.counter.held(|| self.list())
+    }
+
     /// Forgets the datasets under a URI; returns where that is. Removes files: not for an async thread.
     pub fn forget(&self, uri: &str) -> Result<String> {
         let uri = place_of(&self.allowed(uri)?).to_owned();
         let mut gone: Vec<_> =
             self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.id()).collect();
         gone.retain(|id| self.known.lock().remove(id));
+        self.counter.forget(&gone);
         self.files.remove(&gone);
         self.frozen.forget(|m| is_under(m.uri(), &uri));
         Ok(uri)
@@ -256,6 +269,7 @@ impl Datasets {
         for id in &ids {
             self.known.lock().remove(id);
         }
+        self.counter.forget(&ids);
         self.files.remove(&ids);
         self.frozen.forget(|m| gone.iter().any(|d| d.manifest.digest() == m.digest()));
         let kept: HashSet<SegmentId> = left.iter().flat_map(Dataset::segment_ids).collect();

@@ -17,24 +17,26 @@
 //!
 //! ```text
 //! cache ─► segment_files ─► dirs ─► file, file_system     health, lock, block sizes
-//!   │            │   └────► evict ─► index ─► quota, prefixes, map
+//!   │            │   └────► evict ─► index ─► quota, prefixes, holdings, map
 //!   │            │                                        who leaves; which files there are
 //!   ├─► rebuild                                           the files of a directory that is opened
-//!   └─► pins, sidecar, copies, scrub                      each over segment_files
+//!   └─► pins, sidecar, copies, dataset_counts, scrub      each over segment_files
 //! ```
 
 mod cache;
-pub mod copies;
+pub(crate) mod copies;
 mod counters;
-pub mod dirs;
+mod dataset_counts;
+pub(crate) mod dirs;
 mod evict;
-pub mod file;
+pub(crate) mod file;
 mod file_system;
+mod holdings;
 mod index;
 mod map;
 mod pin_set;
 mod pins;
-pub mod policy;
+pub(crate) mod policy;
 mod prefixes;
 mod quota;
 mod rebuild;
@@ -46,6 +48,7 @@ mod watch;
 
 pub use cache::{DiskCache, DiskCacheSettings, Found, Written};
 pub use file_system::RealDisk;
+pub use holdings::{Occurrence, SegmentsHeld};
 pub use index::RawFiles;
 pub use prefixes::PrefixLimit;
 pub use sidecar::Sidecar;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// What the read path reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A read ended: all columns were in the disk cache, or in transit.
+    /// A read ended: all columns were in the disk cache, or in the memory tier.
     Hit,
     /// A read ended: some columns were not there, it filled them (`Leader`) or waited for the fill
     /// (`Follower`).

@@ -31,7 +31,7 @@ use crate::service::listeners::Listeners;
 use crate::service::shared::SharedReaders;
 use crate::service::stalls::Stalls;
 use crate::settings::{Settings, StaticNode};
-use forebay_dataset::source::{ObjectGuard, StoreSilence};
+use forebay_dataset::source::{ObjectGuard, ObjectStoreSilence};
 use forebay_dataset::{SegmentReader, TokenFile};
 use forebay_proto::{Result, v1};
 use forebay_tls::ClientTls;
@@ -182,8 +182,8 @@ impl Node {
     }
 
     /// For how long the object stores have given nothing to what waits for them.
-    pub fn store_silence(&self) -> Option<StoreSilence> {
-        self.source.store_silence()
+    pub fn object_store_silence(&self) -> Option<ObjectStoreSilence> {
+        self.source.silence()
     }
 
     /// The node's place in its cluster.

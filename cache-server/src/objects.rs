@@ -26,11 +26,11 @@ use crate::read::cache::Cache;
 use crate::read::memory::{Memory, MemoryBudget, MemoryPermit};
 use crate::runtime::blocking;
 use crate::settings::{MetadataAge, ObjectSettings};
-use forebay_dataset::source::{StoreAnswer, StoreRequest, is_under};
+use forebay_dataset::source::{ObjectStoreAnswer, ObjectStoreRequest, is_under};
 use forebay_dataset::{ObjectReader, Urgency};
 use forebay_proto::object::{ObjectVersion, URI_BYTES_MAX};
 use forebay_proto::{Error, Kind, Result, v1};
-use refusals::StoreRefusals;
+use refusals::ObjectStoreRefusals;
 use rules::Rules;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -74,7 +74,7 @@ pub struct Objects {
     allow: Arc<Allowed>,
     rules: Rules,
     versions: Versions,
-    refusals: StoreRefusals,
+    refusals: ObjectStoreRefusals,
     streams: Arc<MemoryBudget>,
     /// Bytes that are made ready ahead of a stream at most.
     ahead_bytes: u64,
@@ -96,7 +96,7 @@ impl Objects {
         let listings = Arc::new(Semaphore::new(ASKED_AT_ONCE));
         Ok(Self {
             versions: Versions::new(reader.clone()),
-            refusals: StoreRefusals::new(reader.clone(), listings.clone()),
+            refusals: ObjectStoreRefusals::new(reader.clone(), listings.clone()),
             rules: Rules::new(settings)?,
             streams: memory.streams.clone(),
             cache,
@@ -230,22 +230,22 @@ impl Objects {
         timeout(MEMORY, self.streams.acquire(STREAM_BYTES, &demand)).await.map_err(full)
     }
 
-    /// What the S3 store answers to a question in its own words, past the cache. `Denied` unless that may be
-    /// read here.
-    pub async fn ask(&self, request: &StoreRequest, scope: Scope) -> Result<StoreAnswer> {
+    /// What the object store (S3) answers to a question in its own words, past the cache. `Denied` unless
+    /// that may be read here.
+    pub async fn ask(&self, request: &ObjectStoreRequest, scope: Scope) -> Result<ObjectStoreAnswer> {
         self.check_asked(request, scope)?;
         self.reader.ask(request).await
     }
 
     /// The same of a key that is not there: all who ask within a second are told the same, so they must send
     /// the same request for one key.
-    pub async fn ask_of_missing(&self, request: StoreRequest) -> Result<StoreAnswer> {
+    pub async fn ask_of_missing(&self, request: ObjectStoreRequest) -> Result<ObjectStoreAnswer> {
         self.check_asked(&request, Scope::Key)?;
         self.refusals.ask(request).await
     }
 
-    fn check_asked(&self, request: &StoreRequest, scope: Scope) -> Result<()> {
-        let StoreRequest { bucket, key, query, .. } = request;
+    fn check_asked(&self, request: &ObjectStoreRequest, scope: Scope) -> Result<()> {
+        let ObjectStoreRequest { bucket, key, query, .. } = request;
         let prefix = query.iter().find_map(|(name, value)| (name == "prefix").then_some(value.as_str()));
         let is_allowed = match scope {
             Scope::Bucket => self.allow.allows_bucket(bucket),
@@ -264,7 +264,7 @@ impl Objects {
         }
     }
 
-    /// The region of the S3 store.
+    /// The region of the object store (S3).
     pub fn region(&self) -> &str {
         self.reader.region()
     }

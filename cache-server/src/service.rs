@@ -44,3 +44,6 @@ pub(crate) mod stalls;
 pub(crate) mod stream;
 mod ticket;
 mod visible;
+
+/// How a method of a gRPC service ends.
+type Reply<T> = Result<tonic::Response<T>, tonic::Status>;

@@ -103,8 +103,10 @@ async fn a_batch_passes_the_functions_that_the_page_names() {
     let digest = manifest.digest().to_bytes().to_vec();
     let scan = v1::ScanTicket { manifest: digest.into(), ..Default::default() };
     assert_eq!(read(&mut client, v1::ticket::Kind::Scan(scan)).await, 1);
-    let miss = functions(&page, "A miss");
-    let passed: Vec<_> = spans.take().into_iter().filter(|name| miss.iter().any(|f| f == name)).collect();
+    let (miss, warm) = (functions(&page, "A miss"), functions(&page, "From ticket to wire"));
+    // Beside those that a read passes anyway it passes these, and no others.
+    let is_of_any_read = |name: &str| miss[0] != name && warm.iter().any(|f| f == name);
+    let passed: Vec<_> = spans.take().into_iter().filter(|name| !is_of_any_read(name)).collect();
     assert_eq!(passed, miss);
 
     let key = PlanKey { manifest: manifest.digest(), seed: 1, epoch: 0, shuffle: Shuffle::Full };
@@ -116,7 +118,6 @@ async fn a_batch_passes_the_functions_that_the_page_names() {
         ..Default::default()
     };
     assert_eq!(read(&mut client, v1::ticket::Kind::Plan(plan)).await, 1);
-    let warm = functions(&page, "From ticket to wire");
     assert!(warm.len() <= 12, "{} stations", warm.len());
     assert_eq!(spans.take(), warm);
 

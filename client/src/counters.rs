@@ -92,7 +92,7 @@ fn combine(a: &Counters, b: &Counters, f: impl Fn(u64, u64) -> u64) -> Counters 
         misses: f(a.misses, b.misses),
         evictions: f(a.evictions, b.evictions),
         corrupt_segments: f(a.corrupt_segments, b.corrupt_segments),
-        store_bytes_written: f(a.store_bytes_written, b.store_bytes_written),
+        disk_bytes_written: f(a.disk_bytes_written, b.disk_bytes_written),
         rows_served: f(a.rows_served, b.rows_served),
         bytes_served: f(a.bytes_served, b.bytes_served),
         streams: f(a.streams, b.streams),

@@ -50,8 +50,8 @@ pub struct DatasetSpec {
     /// without a tag is taken as it is now.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub objects: Vec<Object>,
-    /// Name the objects with the store's ids of their versions too, if it keeps any: with them a snapshot can
-    /// be read after its objects were overwritten. A request for each object.
+    /// Name the objects with the object store's ids of their versions too, if it keeps any: with them a
+    /// snapshot can be read after its objects were overwritten. A request for each object.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub version_ids: bool,
 }

@@ -3,7 +3,7 @@
 use crate::access::Access;
 use crate::endpoints::Endpoints;
 use crate::survey::{Surveyed, each, survey, topology};
-use forebay_dataset::source::StoreSilence;
+use forebay_dataset::source::ObjectStoreSilence;
 use forebay_proto::units::told_bytes;
 use forebay_proto::v1::{Counters, StatusReply};
 use std::convert::Infallible;
@@ -16,8 +16,8 @@ pub const TOLD_EVERY: Duration = Duration::from_secs(5);
 /// How long nodes may take to say what they wait for.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// A store that has just answered is not what keeps anybody waiting.
-const STORE_IS_SILENT: Duration = Duration::from_secs(2);
+/// An object store that has just answered is not what keeps anybody waiting.
+const OBJECT_STORE_IS_SILENT: Duration = Duration::from_secs(2);
 
 /// Waits for `work`. While it lasts, `tell` is told every 5 s for how long it has, and why.
 pub async fn told<T>(
@@ -76,7 +76,7 @@ pub async fn cause(access: &Access) -> Option<String> {
             Ok(why) => why,
             Err(_) => Some("no node of the cache answers".to_owned()),
         },
-        Access::Direct(direct) => store("", &direct.source().store_silence()?),
+        Access::Direct(direct) => store("", &direct.source().silence()?),
     }
 }
 
@@ -92,8 +92,8 @@ async fn of_nodes(nodes: &Endpoints) -> Option<String> {
     }
     let told = |of: fn(&StatusReply) -> Option<String>| all.iter().flat_map(|node| &node.status).find_map(of);
     told(|status| {
-        let lasting = Duration::try_from_secs_f64(status.store_silent_s).ok()?;
-        let silence = StoreSilence { lasting, error: status.store_error.clone() };
+        let lasting = Duration::try_from_secs_f64(status.object_store_silent_s).ok()?;
+        let silence = ObjectStoreSilence { lasting, error: status.object_store_error.clone() };
         store(&format!(" node {}", status.node), &silence)
     })
     .or_else(|| told(disk))
@@ -123,10 +123,10 @@ fn too_small_for(decoded: u64, s3_bytes: u64, limit: u64) -> String {
     )
 }
 
-/// What a store that is silent keeps from a node, or from this process.
-fn store(whom: &str, silence: &StoreSilence) -> Option<String> {
-    let StoreSilence { lasting, error } = silence;
-    if *lasting < STORE_IS_SILENT {
+/// What an object store that is silent keeps from a node, or from this process.
+fn store(whom: &str, silence: &ObjectStoreSilence) -> Option<String> {
+    let ObjectStoreSilence { lasting, error } = silence;
+    if *lasting < OBJECT_STORE_IS_SILENT {
         return None;
     }
     let why = if error.is_empty() { String::new() } else { format!(" ({error})") };
@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn a_store_is_named_when_it_is_silent_and_a_disk_when_it_is_not_up() {
-        let silence = |s, error: &str| StoreSilence { lasting: Duration::from_secs(s), error: error.into() };
+        let silence =
+            |s, error: &str| ObjectStoreSilence { lasting: Duration::from_secs(s), error: error.into() };
         assert_eq!(store("", &silence(1, "503")), None, "it has just answered");
         let why = store(" node a", &silence(7, "s3://b/k: 503")).expect("a cause");
         assert_eq!(why, "the object store has given node a nothing for 7 s (s3://b/k: 503)");

@@ -7,11 +7,13 @@ use crate::node::Node;
 use crate::survey::{self, ask_each};
 use forebay_proto::object_list::MESSAGE_BYTES_MAX;
 use forebay_proto::ring::{Balance, Ring};
-use forebay_proto::{Error, Result, SegmentSet, v1};
+use forebay_proto::{Error, Manifest, Result, SegmentSet, v1};
 use futures::stream::select_all;
 use futures::{StreamExt, TryFutureExt, TryStreamExt};
 use prost::Message as _;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::spawn_blocking;
 
 /// How long a node of several may take to say that it serves; without an answer the others fill its share.
 const ALIVE: Duration = Duration::from_secs(3);
@@ -121,20 +123,31 @@ async fn shares(endpoints: &Endpoints, dataset: &Dataset) -> Result<Vec<Share>> 
         }
     }
     let manifest = &dataset.manifest;
-    let count = manifest.segments().len() as u32;
-    let mut owned = vec![SegmentSet::new(count); clients.len()];
-    let (ring, balance) = (Ring::new(&nodes), Balance::of(&nodes, [&**manifest]));
-    for segment in 0..count {
-        if let Some(owner) = balance.owner(&ring, manifest.segment_id(segment)?) {
-            owned[owner].insert(segment);
-        }
-    }
-    if count > 0 && owned.iter().all(SegmentSet::is_empty) {
+    let (nodes, owned) = divided(nodes, manifest.clone()).await?;
+    if !manifest.segments().is_empty() && owned.iter().all(SegmentSet::is_empty) {
         return Err(nobody(manifest.uri(), &silent, &nodes));
     }
     let shares = nodes.into_iter().zip(clients).zip(owned);
     let shares = shares.map(|((node, client), segments)| Share { node, client, segments });
     Ok(shares.filter(|share| !share.segments.is_empty()).collect())
+}
+
+/// The nodes again, and what each of them owns of a dataset. Computed apart from the async threads: it takes
+/// seconds for a hundred thousand segments on a thousand nodes.
+async fn divided(nodes: Vec<v1::Node>, manifest: Arc<Manifest>) -> Result<(Vec<v1::Node>, Vec<SegmentSet>)> {
+    let divide = move || {
+        let count = manifest.segments().len() as u32;
+        let mut owned = vec![SegmentSet::new(count); nodes.len()];
+        let (ring, balance) = (Ring::new(&nodes), Balance::of(&nodes, [&*manifest]));
+        for segment in 0..count {
+            if let Some(owner) = balance.owner(&ring, manifest.segment_id(segment)?) {
+                owned[owner].insert(segment);
+            }
+        }
+        Ok::<_, Error>((nodes, owned))
+    };
+    let broke_off = |e| Error::corrupt(format!("dividing segments among nodes broke off: {e}"));
+    spawn_blocking(divide).await.map_err(broke_off)?
 }
 
 /// The error of a load of which no node has a share: some do not answer, all others take no segments.
@@ -189,6 +202,23 @@ fn sum(parts: &[v1::LoadProgress]) -> v1::LoadProgress {
 mod tests {
     use super::*;
     use forebay_proto::Kind;
+    use forebay_proto::manifest::{Object, SegmentSize};
+    use futures::FutureExt;
+    use std::pin::pin;
+
+    #[tokio::test]
+    async fn segments_are_divided_apart_from_the_async_threads() {
+        let object = Object { key: "o".into(), etag: "e".into(), size: 1, ..Default::default() };
+        let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes: 8 };
+        let manifest = Manifest::new("s3://b/d", 1, vec![], vec![object], &vec![size; 20_000]).unwrap();
+        let node = |n: usize| v1::Node { name: format!("n{n}"), weight: 1.0, ..Default::default() };
+        let mut dividing = pin!(divided((0..8).map(node).collect(), Arc::new(manifest)));
+        assert!(dividing.as_mut().now_or_never().is_none(), "this thread did the work");
+        let (nodes, owned) = dividing.await.unwrap();
+        assert_eq!((nodes.len(), owned.len()), (8, 8));
+        let shares: Vec<u32> = owned.iter().map(SegmentSet::len).collect();
+        assert!(shares.iter().sum::<u32>() == 20_000 && shares.iter().all(|n| *n > 2_000), "{shares:?}");
+    }
 
     #[test]
     fn nodes_that_cannot_be_filled_are_named_with_the_way_out() {

@@ -23,7 +23,7 @@ pub const SNAPSHOT_DIR_VARIABLE: &str = "FOREBAY_SNAPSHOT_DIR";
 
 /// Where snapshots are kept.
 #[derive(Debug, Clone)]
-pub enum SnapshotStore {
+pub enum Snapshots {
     /// A file for each, `NAME.json`, in this directory.
     Folder(PathBuf),
     /// A cache, which keeps them in its etcd.
@@ -67,9 +67,9 @@ pub fn folder(flag: Option<&Path>) -> Option<PathBuf> {
 /// The snapshot that a dataset's URI names, `snapshot:NAME`.
 pub(crate) async fn named(access: &Access, uri: &str) -> Result<v1::Snapshot> {
     let name = SnapshotName::parse(uri)?;
-    let store = match (name.folder(None), access) {
-        (Some(folder), _) => SnapshotStore::Folder(folder),
-        (None, Access::Endpoint(endpoints)) => SnapshotStore::Cache(endpoints.clone()),
+    let snapshots = match (name.folder(None), access) {
+        (Some(folder), _) => Snapshots::Folder(folder),
+        (None, Access::Endpoint(endpoints)) => Snapshots::Cache(endpoints.clone()),
         (None, Access::Direct(_)) => {
             return Err(Error::invalid(format!(
                 "{uri}: a cache keeps it, and --direct asks none: set {SNAPSHOT_DIR_VARIABLE} to a directory of snapshots, \
@@ -78,15 +78,15 @@ pub(crate) async fn named(access: &Access, uri: &str) -> Result<v1::Snapshot> {
             )));
         }
     };
-    store.get(&name.name).await
+    snapshots.get(&name.name).await
 }
 
-impl SnapshotStore {
+impl Snapshots {
     /// Keeps a snapshot. `Invalid` if another one has its name.
     pub async fn save(&self, snapshot: v1::Snapshot) -> Result<()> {
         match self {
-            SnapshotStore::Folder(folder) => in_folder(folder, move |folder| folder.save(&snapshot)).await,
-            SnapshotStore::Cache(endpoints) => {
+            Snapshots::Folder(folder) => in_folder(folder, move |folder| folder.save(&snapshot)).await,
+            Snapshots::Cache(endpoints) => {
                 let save = |node: Node| {
                     let snapshot = snapshot.clone();
                     async move { node.save(snapshot).await }
@@ -100,8 +100,8 @@ impl SnapshotStore {
     pub async fn get(&self, name: &str) -> Result<v1::Snapshot> {
         let name = name.to_owned();
         match self {
-            SnapshotStore::Folder(folder) => in_folder(folder, move |folder| folder.get(&name)).await,
-            SnapshotStore::Cache(endpoints) => {
+            Snapshots::Folder(folder) => in_folder(folder, move |folder| folder.get(&name)).await,
+            Snapshots::Cache(endpoints) => {
                 let get = |node: Node| {
                     let request = v1::SnapshotRequest { name: name.clone() };
                     async move { node.reply(node.snapshots().get(request)).await }
@@ -114,8 +114,8 @@ impl SnapshotStore {
     /// All of them, by name. Of a cache's the objects are left out.
     pub async fn list(&self) -> Result<Vec<v1::Snapshot>> {
         match self {
-            SnapshotStore::Folder(folder) => in_folder(folder, move |folder| folder.list()).await,
-            SnapshotStore::Cache(endpoints) => {
+            Snapshots::Folder(folder) => in_folder(folder, move |folder| folder.list()).await,
+            Snapshots::Cache(endpoints) => {
                 let list = |node: Node| async move {
                     node.reply(node.snapshots().list(v1::ListSnapshotsRequest {})).await
                 };
@@ -128,8 +128,8 @@ impl SnapshotStore {
     pub async fn remove(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
         match self {
-            SnapshotStore::Folder(folder) => in_folder(folder, move |folder| folder.remove(&name)).await,
-            SnapshotStore::Cache(endpoints) => {
+            Snapshots::Folder(folder) => in_folder(folder, move |folder| folder.remove(&name)).await,
+            Snapshots::Cache(endpoints) => {
                 let remove = |node: Node| {
                     let request = v1::SnapshotRequest { name: name.clone() };
                     async move { node.reply(node.snapshots().remove(request)).await }

@@ -2,7 +2,8 @@
 
 use crate::off_thread::blocking;
 use crate::source::{
-    FoundObject, PageRequest, Source, SourceObject, StoreAnswer, StoreRequest, normalise, normalise_object,
+    FoundObject, ObjectStoreAnswer, ObjectStoreRequest, PageRequest, Source, SourceObject, normalise,
+    normalise_object,
 };
 use crate::urgency::Urgency;
 use bytes::Bytes;
@@ -68,12 +69,12 @@ impl ObjectReader {
         })
     }
 
-    /// What an S3 store says to a request in its own words, its refusals too.
-    pub async fn ask(&self, request: &StoreRequest) -> Result<StoreAnswer> {
+    /// What an object store (S3) says to a request in its own words, its refusals too.
+    pub async fn ask(&self, request: &ObjectStoreRequest) -> Result<ObjectStoreAnswer> {
         self.0.ask(request).await
     }
 
-    /// The region of the S3 store.
+    /// The region of the object store (S3).
     pub fn region(&self) -> &str {
         self.0.region()
     }

@@ -88,7 +88,8 @@ impl Pool {
     }
 
     /// Bytes of the buffers that nobody uses at the moment.
-    pub fn idle_bytes(&self) -> usize {
+    #[cfg(test)]
+    fn idle_bytes(&self) -> usize {
         self.0.idle.lock().iter().map(|buffer| buffer.len()).sum()
     }
 }

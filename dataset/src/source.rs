@@ -41,13 +41,13 @@ pub use forebay_proto::ring::is_under;
 pub(crate) use object::{Place, SourceObject};
 pub(crate) use page::{FoundObject, Page, PageRequest};
 pub use settings::SourceSettings;
-pub use silence::StoreSilence;
+pub use silence::ObjectStoreSilence;
 pub use store_names::store_names;
 pub(crate) use table_uri::TableUri;
 pub use table_uri::{is_version, place_of};
 pub(crate) use uri::check_length;
 pub use uri::{normalise, normalise_object};
-pub use verbatim::{StoreAnswer, StoreRequest};
+pub use verbatim::{ObjectStoreAnswer, ObjectStoreRequest};
 
 use crate::urgency::Urgency;
 use aws_types::os_shim_internal::Env;
@@ -107,7 +107,7 @@ impl Source {
     }
 
     /// For how long the object stores have given nothing to requests that wait; none if none wait.
-    pub(crate) fn silence(&self) -> Option<StoreSilence> {
+    pub(crate) fn silence(&self) -> Option<ObjectStoreSilence> {
         self.inner.requests.silence.get()
     }
 
@@ -173,20 +173,20 @@ impl Source {
         Ok(Page { token, ..page })
     }
 
-    /// The region of the S3 store.
+    /// The region of the object store (S3).
     pub(crate) fn region(&self) -> &str {
         &self.inner.s3.region
     }
 
-    /// Asks an S3 store in its own words. Tries again where that may help.
+    /// Asks an object store (S3) in its own words. Tries again where that may help.
     ///
     /// # Errors
-    /// As of every read, but no error is what the store refuses.
-    pub(crate) async fn ask(&self, wanted: &StoreRequest) -> Result<StoreAnswer> {
+    /// As of every read, but no error is what the object store refuses.
+    pub(crate) async fn ask(&self, wanted: &ObjectStoreRequest) -> Result<ObjectStoreAnswer> {
         let uri = format!("s3://{}", wanted.bucket);
         let place = self.place(&uri)?;
         let Some(verbatim) = &place.bucket.verbatim else {
-            return Err(Error::invalid(format!("{uri}: is in no S3 store")));
+            return Err(Error::invalid(format!("{uri}: is in no object store that speaks S3")));
         };
         self.answer(&place, None, 0, || verbatim.send(wanted)).await
     }
@@ -225,9 +225,9 @@ impl Source {
         Ok(self.answer(place, Some(etag), 0, attempt).await?.meta.version)
     }
 
-    /// What the store answers to a request that carries no column data, for which somebody waits: `attempt`,
-    /// until it is answered or its patience ends. `etag` is that of the version asked for, `bytes` are those
-    /// of the answer.
+    /// What the object store answers to a request that carries no column data, for which somebody waits:
+    /// `attempt`, until it is answered or its patience ends. `etag` is that of the version asked for, `bytes`
+    /// are those of the answer.
     async fn answer<T, F: Future<Output = object_store::Result<T>>>(
         &self,
         place: &Place,
@@ -353,9 +353,9 @@ impl Source {
     }
 }
 
-/// Reads `range` of the object as far as one answer goes, of the version that the store has under an id if
-/// one is given. Says what the answer tells of the whole object: its
-/// size, and its checksum if the answer is all of it.
+/// Reads `range` of the object as far as one answer goes, of the version that the object store has under an
+/// id if one is given. Says what the answer tells of the whole object: its size, and its checksum if the
+/// answer is all of it.
 async fn attempt(
     object: &SourceObject,
     version_id: Option<&str>,

@@ -40,6 +40,11 @@ impl Backoff {
         bound.mul_f64(0.5 + 0.5 * fastrand::f64())
     }
 
+    /// A single wait: at most `bound`, and at least half of it. For what many do at the same pace.
+    pub fn once(bound: Duration) -> Duration {
+        Self::new(bound, bound).next()
+    }
+
     /// An attempt succeeded: the next series begins with short waits again.
     pub fn reset(&mut self) {
         self.bound = self.first;
@@ -68,9 +73,12 @@ mod tests {
 
     #[test]
     fn series_that_begin_together_spread() {
-        let mut waits: Vec<_> = (0..100).map(|_| Backoff::new(FIRST, MAX).next()).collect();
-        waits.sort();
-        waits.dedup();
-        assert!(waits.len() > 90);
+        for wait in [|| Backoff::new(FIRST, MAX).next(), || Backoff::once(FIRST)] {
+            let mut waits: Vec<_> = (0..100).map(|_| wait()).collect();
+            waits.sort();
+            assert!(waits[0] >= FIRST / 2 && waits[99] <= FIRST);
+            waits.dedup();
+            assert!(waits.len() > 90);
+        }
     }
 }

@@ -49,6 +49,9 @@ pub struct Manifest {
     decoded_bytes: u64,
     digest: Digest,
     id: DatasetId,
+    /// Of the objects in their versions, and of nothing else.
+    objects_digest: Digest,
+    is_whole: bool,
 }
 
 impl Manifest {
@@ -118,7 +121,9 @@ impl Manifest {
     fn identified(mut self) -> Self {
         let Self { schema, objects, segments, parts, shape, filter, .. } = &self;
         let more = (shape.as_ref(), filter.as_ref());
+        let (objects_digest, is_whole) = (identity::objects(objects), layout::is_whole(segments));
         self.digest = identity::version(schema, objects, segments, parts, more);
+        (self.objects_digest, self.is_whole) = (objects_digest, is_whole);
         self.id = DatasetId::new(self.digest, &self.uri);
         self
     }
@@ -149,6 +154,8 @@ impl Manifest {
         let manifest = Self {
             digest: Digest::default(),
             id: DatasetId::new(Digest::default(), &uri),
+            objects_digest: Digest::default(),
+            is_whole: false,
             uri,
             segment_bytes,
             schema,
@@ -211,7 +218,7 @@ impl Manifest {
         self.filter.as_ref()
     }
 
-    /// Whether it names objects by the store's ids of their versions.
+    /// Whether it names objects by the object store's ids of their versions.
     pub fn has_version_ids(&self) -> bool {
         self.objects.iter().any(|object| !object.version_id.is_empty())
     }
@@ -225,8 +232,12 @@ impl Manifest {
 
     /// Whether another one has the same objects in the same versions, with or without ids of them.
     pub fn has_objects_of(&self, other: &Self) -> bool {
-        let is_same = |(a, b): (&Object, &Object)| (&a.key, &a.etag, a.size) == (&b.key, &b.etag, b.size);
-        self.objects.len() == other.objects.len() && self.objects.iter().zip(&other.objects).all(is_same)
+        self.objects_digest == other.objects_digest
+    }
+
+    /// Whether its segments are whole, and follow each other from the start of each object.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// Rows of the whole dataset; of a mix, of all its parts together.

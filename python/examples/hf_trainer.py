@@ -1,15 +1,19 @@
 """The Trainer of Hugging Face transformers over Forebay's loader, with exact resume from its checkpoints.
 
-    hf_trainer.py URI FOLDER [STEPS]
+    torchrun --nproc-per-node 2 hf_trainer.py URI FOLDER [STEPS]
 
 Trains on the columns `image` and `label` of the dataset at URI, read through the cache at $FOREBAY_ENDPOINT. With STEPS the
-run stops after that number; started again, it goes on from the last checkpoint in FOLDER with the very next batch.
+run stops after that number; started again, on any number of ranks, it goes on from the last checkpoint in FOLDER with the
+very next batch. `python hf_trainer.py ...` is a run of one process.
 """
 
+import gc
+import os
 import sys
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import transformers
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -47,8 +51,10 @@ class StopAfter(transformers.TrainerCallback):
 
 
 def main(uri: str, folder: str, steps: int | None) -> None:
+    os.makedirs(folder, exist_ok=True)
     torch.manual_seed(0)
-    loader = forebay.torch.Loader(uri, batch_size=256, seed=1, columns=["image", "label"])
+    # Rank and number of ranks come from torchrun.
+    loader = forebay.torch.Loader(uri, global_batch=256, seed=1, columns=["image", "label"])
     args = transformers.TrainingArguments(
         folder, num_train_epochs=EPOCHS, save_strategy="epoch", report_to=[], use_cpu=True, disable_tqdm=True
     )
@@ -57,8 +63,14 @@ def main(uri: str, folder: str, steps: int | None) -> None:
     trainer = Trainer(model=model, args=args, train_loader=loader, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     weights = sum(float(parameter.detach().double().abs().sum()) for parameter in model.parameters())
-    step = trainer.state.global_step
-    print(f"step {step}, epoch {loader.epoch}, {loader.steps_left} steps left, weights {weights:.9f}")
+    if trainer.is_world_process_zero():
+        step = trainer.state.global_step
+        print(f"step {step}, epoch {loader.epoch}, {loader.steps_left} steps left, weights {weights:.9f}")
+    if dist.is_initialized():
+        # What Gloo's threads still hold when Python ends would abort the process, after all is done: end them before.
+        del trainer, model
+        gc.collect()
+        dist.destroy_process_group()
 
 
 main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import operator
@@ -21,6 +22,8 @@ from forebay._place import place, shown
 from forebay._progress import Progress, Report, reporting
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
     import pyarrow
 
     from forebay._forebay import Column, RecordBatchReader, Schema
@@ -89,7 +92,7 @@ def dataset(
     What a reader may not expect (objects that were left out) is logged, and in `Dataset.notes`.
 
     Raises `NotFoundError` if there is nothing, `InvalidError` if arguments contradict each other or the schema,
-    `RetryError` if neither cache nor store answer.
+    `RetryError` if neither cache nor object store answer.
     """
     mix = [f"{_named(part)}={share}" for part, share in uri.items()] if isinstance(uri, Mapping) else []
     options: dict[str, Any] = {
@@ -205,6 +208,12 @@ class Dataset:
         return self.num_rows
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its rows as Arrow, with all columns, whichever are read; estimated when its version was frozen, known
+        without reading any."""
+        return self._core.nbytes
+
+    @property
     def num_segments(self) -> int:
         """How many segments it has: the units in which a cache holds it."""
         return self._core.num_segments
@@ -230,8 +239,28 @@ class Dataset:
         return self._core.scan(None if limit is None else whole("limit", limit))
 
     def to_table(self) -> pyarrow.Table:
-        """All rows as a pyarrow table."""
+        """All rows as a pyarrow table, in file order.
+
+        Raises `ModuleNotFoundError` if pyarrow is missing, as do all methods that return tables.
+        """
         return _table(self.scan())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """All rows as a DataFrame of pandas, in file order: what `to_table().to_pandas()` makes of them.
+
+        Raises `ModuleNotFoundError` if pandas or pyarrow is missing.
+        """
+        _imported("pandas", "to_pandas()")
+        frame: pandas.DataFrame = self.to_table().to_pandas()
+        return frame
+
+    def to_polars(self) -> polars.DataFrame:
+        """All rows as a DataFrame of Polars, in file order: what `polars.from_arrow` makes of `to_table()`.
+
+        Raises `ModuleNotFoundError` if Polars or pyarrow is missing.
+        """
+        frame: polars.DataFrame = _imported("polars", "to_polars()").from_arrow(self.to_table())
+        return frame
 
     def head(self, rows: int = 5) -> pyarrow.Table:
         """The first rows as a pyarrow table."""
@@ -353,6 +382,14 @@ def rows_between(dataset: Dataset, start: int, stop: int) -> Iterator[pyarrow.Ta
         numbers = list(range(first, min(first + _ROWS_AT_ONCE, stop)))
         for batch in dataset._core.take(numbers):
             yield pyarrow.Table.from_batches([pyarrow.record_batch(batch)])
+
+
+def _imported(module: str, method: str) -> Any:
+    """Before rows are read, which may take long."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError(f"{method} needs {module}: pip install {module}, or take the rows by to_table()") from e
 
 
 def _table(rows: RecordBatchReader) -> pyarrow.Table:

@@ -15,8 +15,11 @@ _SHOWN_ROWS = 8
 
 class Plan(Sequence[list[int]]):
     """For each step of an epoch, or of the rest of one, the rows that one rank's batch holds: their numbers in the
-    dataset, in the order of the batch. Nothing is read for it. Made by `Dataset.plan`, `Loader.plan` and
-    `Sampler.plan`."""
+    dataset, counted from 0 in file order, in the order of the batch. Nothing is read for it. Made by `Dataset.plan`,
+    `Loader.plan` and `Sampler.plan`.
+
+    Raises `IndexError` for a step that the plan does not have; negative steps count from the end.
+    """
 
     def __init__(self, plan: _forebay.Plan, what: str) -> None:
         self._plan = plan
@@ -36,13 +39,19 @@ class Plan(Sequence[list[int]]):
     @overload
     def __getitem__(self, step: slice) -> list[list[int]]: ...
     def __getitem__(self, step: int | slice) -> list[int] | list[list[int]]:
-        """The rows of a step; padding repeats rows that came before."""
+        """The rows of a step, or of each step of a slice; padding repeats rows that came before.
+
+        Raises `IndexError` for a step that the plan does not have.
+        """
         if isinstance(step, slice):
             return [self[number] for number in range(*step.indices(len(self)))]
         return self._plan.step(self._number(step))[0]
 
     def mask(self, step: int) -> list[bool] | None:
-        """Which rows of a step are not padding; None when all are not."""
+        """Which rows of a step are not padding, one value for each row; None when none is padding.
+
+        Raises `IndexError` for a step that the plan does not have.
+        """
         return self._plan.step(self._number(step))[1]
 
     def _number(self, step: int) -> int:

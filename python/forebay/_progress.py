@@ -13,13 +13,13 @@ _LINE_S = 5.0
 
 
 class Progress(NamedTuple):
-    """How much of a dataset the cache holds: segments, and bytes as decoded; and what that took from the store."""
+    """How much of a dataset the cache holds: segments, and bytes as decoded; and what that took from the object store."""
 
     segments_held: int
     segments: int
     bytes_held: int
     bytes: int
-    store_bytes: int
+    s3_bytes: int
 
 
 Report = Callable[[Progress], object]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
@@ -87,7 +88,10 @@ class Run:
         patience_s: float = 60.0,
         **unknown: object,
     ) -> None:
-        """Plans a run; nothing is read yet. The keywords are described in `RunOptions`."""
+        """Plans a run; nothing is read yet. The keywords are described in `RunOptions`.
+
+        Raises `InvalidError` for keywords that make no sense or contradict each other, `TypeError` for unknown ones.
+        """
         for name in unknown:
             advice = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
             raise TypeError(f"{type(self).__name__}() takes no {name}={advice}")
@@ -117,6 +121,8 @@ class Run:
         self._epochs = epochs
         # Counts iterations: only the last one may go on.
         self._turn = 0
+        # Held while the run moves, or all of its place is looked at; never while something is waited for.
+        self._moving = threading.RLock()
         self._place(self._settings)
         _log.info("rank %d of %d (%s)", self.rank, self.world, said_by)
 
@@ -177,35 +183,49 @@ class Run:
         return self._settings.shuffle
 
     def plan(self, epoch: int | None = None) -> Plan:
-        """Which rows this rank's steps of an epoch hold; unset, the steps that come next."""
+        """Which rows this rank's steps of an epoch hold; unset, the steps that come next. Nothing is read for it.
+
+        Raises `InvalidError` for an epoch below 0.
+        """
         if epoch is None:
-            settings = self._at(self._epoch, self._samples_done)
+            with self._moving:
+                settings = self._at(self._epoch, self._samples_done)
         else:
             settings = self._settings.at_epoch(whole("epoch", epoch))
         ranks = f"rank {self.rank} of {self.world}, seed {self.seed}, shuffle {self.shuffle}, ending {self.ending}"
         return Plan(settings.plan(self.data._core), f"{self.data.uri}, {ranks}")
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration reads this epoch from its beginning. Changes nothing if it would read this epoch
-        anyway, so an epoch that was resumed in its middle goes on there."""
-        if whole("epoch", epoch) == self._epoch and not self._begun:
-            return
-        self._stop()
-        self._place(self._settings.at_epoch(epoch))
+        """The next iteration reads this epoch, counted from 0, from its beginning. Changes nothing if it would read this
+        epoch anyway, so an epoch that was resumed in its middle goes on there. An iteration that is under way ends with a
+        `ClosedError`.
+
+        Raises `InvalidError` for an epoch below 0, `TypeError` for one that is no whole number. One beyond the run's
+        `epochs` is refused by the next iteration.
+        """
+        epoch = whole("epoch", epoch)
+        with self._moving:
+            if epoch == self._epoch and not self._begun:
+                return
+            self._stop()
+            self._place(self._settings.at_epoch(epoch))
 
     def state_dict(self) -> State:
         """Where the run stands after the batch that was handed out last, whatever was read ahead."""
+        with self._moving:
+            epoch, samples_done = self._epoch, self._samples_done
+            state = self._state(epoch, samples_done)
         return {
             "forebay": _FORM,
             "dataset": self.data.version,
-            "epoch": self._epoch,
-            "samples_done": self._samples_done,
-            "state": self._state(self._epoch, self._samples_done).hex(),
+            "epoch": epoch,
+            "samples_done": samples_done,
+            "state": state.hex(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """The next iteration goes on there, on any number of ranks and with any batch size. Seed and shuffle become
-        the state's.
+        the state's. An iteration that is under way ends with a `ClosedError`.
 
         Raises `ChangedError` for a state of another dataset or version, `CorruptError` for a damaged one, `InvalidError` for
         one of a form that this version of Forebay does not know.
@@ -227,9 +247,10 @@ class Run:
                 f"the state is of dataset version {version}, {self.data.uri} has {self.data.version}: "
                 "resume with the dataset that it was saved from"
             )
-        settings = self._settings.at_epoch(0).resumed(encoded)
-        self._stop()
-        self._place(settings)
+        with self._moving:
+            settings = self._settings.at_epoch(0).resumed(encoded)
+            self._stop()
+            self._place(settings)
 
     def _state(self, epoch: int, samples_done: int) -> bytes:
         return self._settings.state(self.data._core, epoch, samples_done)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import math
 import numbers
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -41,8 +43,9 @@ class TensorOptions(TypedDict, total=False):
 
     `nulls` says what stands in place of nulls, by column: ``nulls={"age": 0}``. A field of a struct is named with it:
     ``{"place.north": 0}``; a struct's own name is a rule for those of its fields that have none. In place of a list of any
-    length stands a list: ``{"tags": []}``. `ragged` says what becomes of lists of different lengths: "list" for a list of
-    tensors, "pad" for one tensor filled up with zeros, "raw" for a `Ragged`; unset, they are an error. `binaries` says what
+    length stands a list: ``{"tags": []}``; nulls within lists have no rule and are an error. `ragged` says what becomes of
+    lists of different lengths: "list" for a list of tensors, "pad" for one tensor filled up with zeros, with the lengths
+    (`[rows]` of int64) beside it as "tags_lengths", "raw" for a `Ragged`; unset, they are an error. `binaries` says what
     becomes of strings and binaries: "list" (the default) for a list of `str` or `bytes`, each a copy, "views" for a list of
     read-only `memoryview` of the loader's own memory, texts as UTF-8, or "raw" for a `Ragged` of that memory. `images` names columns of images, which are decoded: ``images={"image":
     forebay.torch.Image(224, augment="crop")}``, in `decode_threads` threads (a rank's share of the processors).
@@ -63,8 +66,24 @@ class Place:
     vary: tuple[int, int] | None = None
 
 
+class _Padded(NamedTuple):
+    """Lists filled up to one length, and the lengths that they had: two entries of a batch."""
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+
+class _Shape(NamedTuple):
+    """Of a column of Arrow's extension type `arrow.fixed_shape_tensor`, whose rows lie flat."""
+
+    physical: list[int]
+    """The shape of a row as it lies in memory."""
+    order: list[int]
+    """Which dimension in memory each dimension of the tensor is."""
+
+
 class Tensors:
-    """Makes tensors of columns."""
+    """Makes tensors of columns; an `InvalidError` names the column that cannot be one."""
 
     def __init__(
         self,
@@ -80,9 +99,9 @@ class Tensors:
             raise InvalidError(f"ragged={ragged!r}: there are 'list', 'pad' and 'raw'")
         if binaries not in ("list", "views", "raw"):
             raise InvalidError(f"binaries={binaries!r}: there are 'list', 'views' and 'raw'")
-        self._names = schema.names
+        self._names, self._paths, self._shapes = schema.names, set(schema.paths()), _shapes(schema)
         self._nulls, self._ragged, self._binaries = dict(nulls or {}), ragged, binaries
-        unknown = set(self._nulls) - set(schema.paths())
+        unknown = set(self._nulls) - self._paths
         if unknown:
             raise InvalidError(f"nulls= names {min(unknown)!r}, which is none of {', '.join(schema.paths())}")
         self.images = ImageColumns(schema, images, decode_threads) if images else None
@@ -90,7 +109,7 @@ class Tensors:
     def columns(self, batch: RecordBatch, place: Place) -> Iterable[tuple[str, Any]]:
         """The names and tensors of all columns of a batch that has the columns of the schema."""
         tensors: list[torch.Tensor | None] = []
-        is_plain = self.images is None
+        is_plain = self.images is None and not self._shapes
         for capsule, columns in batch.blocks():
             if capsule is None:
                 is_plain = False
@@ -105,8 +124,13 @@ class Tensors:
             return zip(self._names, tensors, strict=True)
         images: Container[str] = () if self.images is None else self.images
         return [
-            (name, self._column(batch[name], None, place) if tensor is None or name in images else tensor)
+            entry
             for name, tensor in zip(self._names, tensors, strict=True)
+            for entry in (
+                _entries(name, self._column(batch[name], None, place))
+                if tensor is None or name in images
+                else [(name, self._shaped(name, tensor))]
+            )
         ]
 
     def _column(self, column: Column, outer: Filler | None, place: Place) -> Any:
@@ -124,14 +148,14 @@ class Tensors:
             )
         match form:
             case "tensor":
-                return _filled(column, filler)
+                return self._shaped(name, _filled(column, filler))
             case "values":
                 return _BINARIES[self._binaries](column, filler)
             case "list":
                 return self._lists(column, filler)
             case "struct":
-                fields = column.fields()
-                return {name: self._column(field, filler, place) for name, field in fields}
+                fields = [(name, self._column(field, filler, place)) for name, field in column.fields()]
+                return {name: value for field in fields for name, value in _entries(*field)}
         raise InvalidError(
             f"column {name!r} of type {column.type} has no form as a tensor: leave it out by columns=, or read it "
             "with forebay.Loader"
@@ -143,12 +167,23 @@ class Tensors:
                 f"column {column.name!r} holds lists of different lengths: pass ragged='list', 'pad' or 'raw', or read it "
                 "with forebay.Loader"
             )
-        items, offsets = column.items()
-        if items.form != "tensor" or items.null_count:
+        if self._ragged == "pad" and column.name + _LENGTHS in self._paths:
             raise InvalidError(
-                f"column {column.name!r} of type {column.type} holds lists that are no tensors: read it with forebay.Loader"
+                f"the lengths of column {column.name!r} have no place, as there is a column {column.name + _LENGTHS!r}: leave "
+                "one of the two out by columns=, or pass ragged='list' or 'raw'"
             )
-        values, starts = from_dlpack(items), from_dlpack(offsets)
+        items, offsets = column.items()
+        if items.form != "tensor":
+            raise InvalidError(
+                f"column {column.name!r} of type {column.type} holds lists that are no tensors: leave it out by columns=, or "
+                "read it with forebay.Loader"
+            )
+        if items.null_count:
+            raise InvalidError(
+                f"column {column.name!r} has {items.null_count} nulls within its lists in this batch, for which a tensor has "
+                "no place, and nulls= stands for whole lists only: leave it out by columns=, or read it with forebay.Loader"
+            )
+        values, starts = self._shaped(items.name, _tensor(items)), from_dlpack(offsets)
         if self._ragged == "raw" and not column.null_count:
             return Ragged(values, starts)
         lists = list(torch.split(values, starts.diff().tolist()))
@@ -159,15 +194,40 @@ class Tensors:
             return lists
         if self._ragged == "raw":
             return _joined(lists)
-        return torch.nn.utils.rnn.pad_sequence(lists, batch_first=True)
+        lengths = torch.tensor([len(row) for row in lists], dtype=torch.int64, device="cpu")
+        return _Padded(torch.nn.utils.rnn.pad_sequence(lists, batch_first=True), lengths)
 
+    def _shaped(self, path: str, flat: torch.Tensor) -> torch.Tensor:
+        """Rows in the shape that their type says, not copied."""
+        shape = self._shapes.get(path)
+        if shape is None:
+            return flat
+        tensor = flat.view(len(flat), *shape.physical, *flat.shape[2:])
+        return tensor.permute(0, *(1 + dimension for dimension in shape.order), *range(1 + len(shape.order), tensor.dim()))
+
+
+def _entries(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What a column is in a batch."""
+    return [(name, value.values), (name + _LENGTHS, value.lengths)] if isinstance(value, _Padded) else [(name, value)]
+
+
+def _tensor(column: Column) -> torch.Tensor:
+    try:
+        return from_dlpack(column)
+    except InvalidError as e:
+        # Nulls within lists of one length, or lists nested too deep.
+        raise InvalidError(f"{e}: leave it out by columns=, or read it with forebay.Loader") from None
+
+
+# Behind a column's name, where its lists were filled up.
+_LENGTHS = "_lengths"
 
 # Torch fills no unsigned tensors of more than 8 bits: they are filled as signed ones.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def _filled(column: Column, filler: Any) -> torch.Tensor:
-    tensor = from_dlpack(column)
+    tensor = _tensor(column)
     if column.null_count:
         # What stands in null rows is arbitrary, and the memory is the batch's own.
         number, signed = _number(column, tensor, filler), _SIGNED.get(tensor.dtype)
@@ -260,3 +320,83 @@ def _unfit(column: Column, filler: object, wanted: str) -> InvalidError:
         f"nulls= has {filler!r} for column {column.name!r} of type {column.type}, where nothing but {wanted} can stand: "
         f"pass nulls={{{column.name!r}: VALUE}} with that, or read it with forebay.Loader"
     )
+
+
+class _ArrowSchema(ctypes.Structure):
+    """As https://arrow.apache.org/docs/format/CDataInterface.html has it. Without pyarrow a type's metadata come into
+    Python in no other way."""
+
+
+_ArrowSchema._fields_ = [
+    ("format", ctypes.c_char_p),
+    ("name", ctypes.c_char_p),
+    ("metadata", ctypes.c_void_p),
+    ("flags", ctypes.c_int64),
+    ("n_children", ctypes.c_int64),
+    ("children", ctypes.POINTER(ctypes.POINTER(_ArrowSchema))),
+    ("dictionary", ctypes.c_void_p),
+    ("release", ctypes.c_void_p),
+    ("private_data", ctypes.c_void_p),
+]
+
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _shapes(schema: Schema) -> dict[str, _Shape]:
+    """The columns whose rows are tensors of a fixed shape, and such fields of structs and items of lists, by their paths."""
+    # It owns the memory that is read here.
+    capsule = schema.__arrow_c_schema__()
+    root = ctypes.cast(_pointer(capsule, b"arrow_schema"), ctypes.POINTER(_ArrowSchema)).contents
+    shapes = {}
+    for path, field in _fields(root, ""):
+        metadata = _metadata(field.metadata)
+        if metadata.get(b"ARROW:extension:name") == b"arrow.fixed_shape_tensor":
+            shapes[path] = _shape(path, field.format, metadata.get(b"ARROW:extension:metadata", b""))
+    return shapes
+
+
+def _fields(parent: _ArrowSchema, prefix: str) -> Iterator[tuple[str, _ArrowSchema]]:
+    for number in range(parent.n_children):
+        field = parent.children[number].contents
+        # Items of lists may have any name.
+        path = prefix + (field.name.decode() if parent.format == b"+s" else "item")
+        yield path, field
+        if field.format in (b"+s", b"+l", b"+L"):
+            yield from _fields(field, f"{path}.")
+
+
+def _metadata(address: int | None) -> dict[bytes, bytes]:
+    """How many pairs there are, and each key and value with its length before it."""
+    at = address or 0
+
+    def number() -> int:
+        nonlocal at
+        at += 4
+        return ctypes.c_int32.from_address(at - 4).value
+
+    def text() -> bytes:
+        nonlocal at
+        length = number()
+        at += length
+        return ctypes.string_at(at - length, length)
+
+    return {text(): text() for _ in range(number())} if at else {}
+
+
+def _shape(path: str, storage: bytes, told: bytes) -> _Shape:
+    """Names of dimensions have no place in a tensor and are left out."""
+    try:
+        said = json.loads(told)
+        lengths = [int(length) for length in said["shape"]]
+        order = [int(dimension) for dimension in said.get("permutation") or range(len(lengths))]
+        is_sound = sorted(order) == list(range(len(lengths))) and storage == b"+w:%d" % math.prod(lengths)
+    except (KeyError, TypeError, ValueError):
+        is_sound = False
+    if not is_sound:
+        raise InvalidError(
+            f"column {path!r} is said to hold tensors of one shape, by metadata that make no sense "
+            f"({told.decode(errors='replace')}): leave it out by columns=, or read it with forebay.Loader"
+        )
+    return _Shape(lengths, order)

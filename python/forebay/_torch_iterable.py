@@ -44,6 +44,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     `set_epoch` before each iteration over the DataLoader, or they refuse to repeat an epoch. With
     ``persistent_workers=True`` the copies go on by themselves. An iteration after the last of `epochs` is an error, with
     workers as without.
+
+    Raises what `forebay.torch.Loader` raises, and `TypeError` for `transform` and `device`. Iterating also raises
+    `InvalidError` in workers whose epoch was given to others before, where accelerate would share out the batches among
+    the ranks once more, and where this process has another rank than when this was made.
     """
 
     def __init__(self, dataset: Dataset | DatasetName, **options: Unpack[LoaderOptions]) -> None:
@@ -81,7 +85,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         return self._began["epoch"] if self._loader is None else self._loader.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration reads this epoch. Changes nothing if it is to go on within this epoch anyway."""
+        """The next iteration reads this epoch, counted from 0. Changes nothing if it is to go on within this epoch anyway.
+
+        Raises what `Loader.set_epoch` raises, and `InvalidError` where accelerate would share out the batches once more.
+        """
         refuse_sharding(self._options["world"])
         self._copies = 0
         if self._loader is not None:
@@ -90,7 +97,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
             self._place(epoch)
 
     def state_dict(self) -> IterableState:
-        """Where this process's share of the iteration stands, after the batch that it gave last."""
+        """Where this process's share of the iteration stands, after the batch that it gave last. In workers it counts
+        batches of this worker alone."""
         if self._loader is not None:
             began, batches, workers = self._loader.state_dict(), 0, 1
         else:
@@ -135,6 +143,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
             raise InvalidError("the state is of a worker process, this is none: resume with num_workers=1")
 
     def __iter__(self) -> Iterator[Batch]:
+        """One epoch: in this process all of this rank's batches, in worker i of n every n-th of them from the i-th on.
+
+        Raises `InvalidError` as the class says, and what iterating over a `Loader` raises.
+        """
         refuse_sharding(self._options["world"])
         self._found.check()
         worker, workers = _worker()

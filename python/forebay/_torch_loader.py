@@ -24,15 +24,18 @@ _NOWHERE = Place()
 class Batch(dict[str, Any]):
     """One rank's rows of a step: columns by name.
 
-    Numbers, times and booleans are tensors of `[rows]`, lists of one length `[rows, n]`, binaries of one length
-    `[rows, bytes]` of uint8, structs dicts, strings and binaries lists. Tensors of numbers share the loader's memory,
-    which belongs to this batch alone: they may be written to, and stay as they are for as long as they are kept.
+    Numbers, times and booleans are tensors of `[rows]`, lists of one length `[rows, n]`, Arrow's tensors of one shape
+    (`arrow.fixed_shape_tensor`) `[rows, *shape]`, binaries of one length `[rows, bytes]` of uint8, structs dicts, strings and
+    binaries lists. Tensors of numbers share the loader's memory, which belongs to this batch alone: they may be written
+    to, and stay as they are for as long as they are kept.
     """
 
     epoch: int
     """The epoch, from 0."""
     step: int
     """Counted from the epoch's beginning."""
+    digest: str
+    """The order digest of the rows, in hexadecimal digits; padding does not count."""
     sample_ids: torch.Tensor
     """`[rows]` of int64: the number of each row in the dataset, in file order."""
     mask: torch.Tensor | None
@@ -40,7 +43,7 @@ class Batch(dict[str, Any]):
 
     def to(self, device: str | int | torch.device, non_blocking: bool = False) -> Batch:
         """The same with its tensors and its mask on a device; `sample_ids` stay where they are. Lightning and accelerate
-        move a batch by this."""
+        move a batch by this. With `non_blocking` copies from pinned memory are only begun. Raises what torch raises."""
         batch: Batch = moved(self, device, non_blocking)
         return batch
 
@@ -59,6 +62,10 @@ class Loader(BatchLoader[T]):
 
     Neither a `DataLoader` nor an `IterableDataset`, and not to be wrapped in one: there are no worker processes, and
     Lightning, accelerate and others leave it alone.
+
+    Raises what `forebay.Loader` raises. Making one also raises `InvalidError` for rules of columns that do not exist and for a
+    `device` that is not there; iterating, for nulls without a rule, for lists of different lengths without `ragged`, for
+    columns that have no form as tensors, and `CorruptError` for images that do not decode. Each names its column.
     """
 
     @overload
@@ -115,7 +122,7 @@ class Loader(BatchLoader[T]):
     def _convert(self, batch: forebay.Batch) -> Batch:
         place = _NOWHERE if self._tensors.images is None else Place(batch.first_ids(len(batch)), (self.seed, batch.epoch))
         tensors = Batch(self._tensors.columns(batch, place))
-        tensors.epoch, tensors.step = batch.epoch, batch.step
+        tensors.epoch, tensors.step, tensors.digest = batch.epoch, batch.step, batch.digest
         tensors.sample_ids = shared(batch.sample_ids.__dlpack__())
         mask = batch.mask
         tensors.mask = None if mask is None else shared(mask.__dlpack__())
@@ -129,7 +136,8 @@ class Loader(BatchLoader[T]):
         return made if self._device is None else self._device.receive(made)
 
     def close(self) -> None:
-        """Ends the streams, and the threads of transforms and images. Batches that were handed out stay as they are."""
+        """Ends the streams, and the threads of transforms and images. Batches that were handed out stay as they are. Any
+        thread may call it: one that waits for a batch gets a `ClosedError`."""
         super().close()
         if self._device is not None:
             self._device.close()

@@ -11,6 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from forebay._errors import ClosedError
 from forebay._forebay import Batch
 
 T = TypeVar("T")
@@ -26,11 +27,12 @@ class Task(Generic[T]):
     """One batch on its way through a function."""
 
     def __init__(self, batch: Batch, function: Callable[[Batch], T]) -> None:
-        self.samples_done = batch.samples_done
+        self.samples_done, self.rows = batch.samples_done, batch.real_rows
         self._work: tuple[Batch, Callable[[Batch], T]] | None = (batch, function)
         self._done = threading.Event()
         self._result: list[T] = []
         self._error: BaseException | None = None
+        self._is_cancelled = False
 
     def run(self) -> None:
         work, self._work = self._work, None
@@ -48,12 +50,16 @@ class Task(Generic[T]):
             self._done.set()
 
     def cancel(self) -> None:
-        """It does not begin any more; if it has begun, its result is dropped."""
-        self._work = None
+        """It does not begin any more; if it has begun, its result is dropped. A thread that waits for it waits no longer."""
+        self._work, self._is_cancelled = None, True
+        self._done.set()
 
     def result(self) -> T:
-        """Waits for it; signals end the wait. Raises what the function raised, with its own traceback."""
+        """Waits for it; signals end the wait. Raises what the function raised, with its own traceback, and `ClosedError` if
+        it was cancelled."""
         self._done.wait()
+        if self._is_cancelled:
+            raise ClosedError("this batch was dropped: its loader was closed, or placed elsewhere")
         if self._error is not None:
             error, self._error = self._error, None
             try:

@@ -67,7 +67,7 @@ def _kind(row: Mapping[str, Any]) -> str:
 
 def _text(row: Mapping[str, Any]) -> str:
     first = f"first batch\n{row['first_batch_s']:.2f} s"
-    return f"{first}\n{row['s3_bytes'] / _MB:.0f} MB\nfrom the store" if row["s3_bytes"] else first
+    return f"{first}\n{row['s3_bytes'] / _MB:.0f} MB\nfrom S3" if row["s3_bytes"] else first
 
 
 def _pyplot() -> Any:

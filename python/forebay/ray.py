@@ -27,22 +27,32 @@ class Datasource(ray.data.Datasource):
     """The rows of a dataset, in file order within each task. Each task opens the dataset again, in this version.
 
     Tasks run anywhere in Ray's cluster, so the dataset names a cache that all its machines reach (or `direct=True`).
+
+    A task raises what opening and reading the dataset raises: `ChangedError` if it has another version there,
+    `RetryError` if its cache does not answer.
     """
 
     def __init__(self, dataset: Dataset) -> None:
+        """Takes a dataset as `forebay.dataset` opened it; nothing is read yet."""
         super().__init__()
         self._dataset = dataset
 
     def get_name(self) -> str:
+        """What Ray shows it as."""
         return "Forebay"
 
     def estimate_inmemory_data_size(self) -> int | None:
+        """Bytes of all rows; None, as they depend on the columns that are read, and Ray measures them itself."""
         return None
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ray.data.ReadTask]:
-        """Equal shares of the rows, but no more tasks than the dataset has segments: segments are cached as a whole."""
+        """Equal shares of the rows, at most `parallelism` of them and no more than the dataset has segments, as segments are
+        cached as a whole. A task reads `per_task_row_limit` rows at most.
+
+        Raises what reading the schema raises, `RetryError` among others.
+        """
         rows = self._dataset.num_rows
         tasks = max(1, min(parallelism, self._dataset.num_segments))
         edges = [rows * task // tasks for task in range(tasks + 1)]

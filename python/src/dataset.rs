@@ -89,6 +89,12 @@ impl Dataset {
         Ok(self.here(py)?.manifest.rows())
     }
 
+    /// Bytes of all segments, decoded, with all columns: as the manifest estimates them.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.here(py)?.manifest.decoded_bytes())
+    }
+
     #[getter]
     fn epoch_samples(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.here(py)?.epoch_samples())

@@ -15,6 +15,7 @@ use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a loader reads and how.
@@ -122,7 +123,7 @@ impl Settings {
         };
         let (order, loader) = start().map_err(|e| errors::raise(py, e))?;
         let loader = OfProcess::new(Mutex::new(Some(loader)));
-        Ok(BatchReader { loader, order, ended: Mutex::default() })
+        Ok(BatchReader { loader, order, ended: Mutex::default(), is_closed: AtomicBool::new(false) })
     }
 }
 
@@ -133,15 +134,27 @@ pub(crate) struct BatchReader {
     order: ColumnOrder,
     /// The last epoch that was read to its end.
     ended: Mutex<Option<EpochSummary>>,
+    /// Set by `close`; a `next` that waits on another thread looks at it ten times a second.
+    is_closed: AtomicBool,
+}
+
+impl BatchReader {
+    fn check_open(&self, py: Python<'_>) -> PyResult<()> {
+        match self.is_closed.load(Ordering::Relaxed) {
+            true => Err(errors::raise(py, Error::closed("this loader is closed: make a new one"))),
+            false => Ok(()),
+        }
+    }
 }
 
 #[pymethods]
 impl BatchReader {
     /// The next batch; None at an epoch's end. Without `wait` None as well if it is not there yet, or there
-    /// is an error, which the next call with `wait` raises.
+    /// is an error, which the next call with `wait` raises. `ClosedError` once it was closed, by any thread.
     #[pyo3(signature = (wait=true))]
     fn next(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Py<Batch>>> {
         let loader = self.loader.get().map_err(|e| errors::raise(py, e))?;
+        self.check_open(py)?;
         // Not `lock`: who holds it may need the GIL, which this thread holds.
         let mut loader = loader
             .try_lock()
@@ -151,7 +164,7 @@ impl BatchReader {
             .ok_or_else(|| errors::raise(py, Error::closed("this loader is closed: make a new one")))?;
         let event = match loader.ready() {
             Some(event) => Some(event),
-            None if wait => runtime::wait(py, loader.next())?,
+            None if wait => runtime::wait_and(py, loader.next(), |py| self.check_open(py))?,
             None => None,
         };
         match event {
@@ -182,9 +195,11 @@ impl BatchReader {
         })
     }
 
-    /// Ends the streams.
+    /// Ends the streams. Where another thread waits for a batch, it ends its wait within a tenth of a
+    /// second; the streams end when the last of both lets go of this.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let loader = self.loader.get().map_err(|e| errors::raise(py, e))?;
+        self.is_closed.store(true, Ordering::Relaxed);
         let loader = loader.try_lock().map(|mut loader| loader.take());
         py.detach(|| drop(loader));
         Ok(())

@@ -113,7 +113,7 @@ class Cluster:
         assert self._tell(f"kill {node}") == "done"
 
     def gets(self) -> int:
-        """How many objects were read from the store so far, wholly or in part."""
+        """How many objects were read from the object store so far, wholly or in part."""
         return int(self._tell("gets"))
 
     def _tell(self, command: str) -> str:

@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -60,6 +61,38 @@ def test_any_reader_of_arrow_takes_it(cluster: Cluster, table: pa.Table) -> None
     first = next(iter(ds.scan()))
     assert pa.array(first["name"]).to_pylist()[:2] == ["row 0", "row 1"]
     assert first.keys() == ds.columns and len(first) == first.num_rows
+
+
+def test_frames_of_pandas_and_polars(cluster: Cluster, table: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = needs("pandas")
+    ds = cluster.dataset(columns=["id", "name", "age"])
+    expected = table.select(["id", "name", "age"])
+    pandas.testing.assert_frame_equal(ds.to_pandas(), expected.to_pandas())
+    given: list[pa.Table] = []
+    frame = object()
+
+    def from_arrow(rows: pa.Table) -> object:
+        given.append(rows)
+        return frame
+
+    # Polars itself is not installed for `make test`.
+    monkeypatch.setitem(sys.modules, "polars", SimpleNamespace(from_arrow=from_arrow))
+    assert ds.to_polars() is frame and given[0].equals(expected)
+    for name, take in {"pandas": ds.to_pandas, "polars": ds.to_polars}.items():
+        monkeypatch.setitem(sys.modules, name, None)
+        told = rf"^to_{name}\(\) needs {name}: pip install {name}, or take the rows by to_table\(\)$"
+        with pytest.raises(ModuleNotFoundError, match=told):
+            take()
+
+
+@pytest.mark.parametrize("way", ["dataset", "direct"])
+def test_bytes_are_known_without_reading(cluster: Cluster, way: str) -> None:
+    """100 KB and 8 bytes in each of 600 rows, whichever columns are read."""
+    ds: forebay.Dataset = getattr(cluster, way)("wide")
+    assert 600 * 100_008 <= ds.nbytes < 600 * 101_000
+    assert ds.select(["id"]).nbytes == ds.nbytes
+    half: forebay.Dataset = getattr(cluster, way)("wide", split=(0, 300))
+    assert 0.45 < half.nbytes / ds.nbytes < 0.55
 
 
 def test_a_scan_is_read_once(cluster: Cluster) -> None:

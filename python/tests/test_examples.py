@@ -104,6 +104,22 @@ def test_ddp_resumed_is_as_if_never_stopped(cluster: Cluster, tmp_path: Path) ->
     assert torch.load(tmp_path / "one", weights_only=True)["data"] == one["data"]
 
 
+def test_torch_s_sampler_resumed_is_as_if_never_stopped(cluster: Cluster, tmp_path: Path) -> None:
+    torch = needs("torch")
+    straight = torchrun(cluster, 2, "distributed_sampler.py", tmp_path / "straight")
+    assert straight.startswith("epoch 2, step 0, loss ")
+    assert torchrun(cluster, 2, "distributed_sampler.py", tmp_path / "stopped", 10).startswith("epoch 0, step 10, ")
+    shutil.copy(tmp_path / "stopped", tmp_path / "one")
+    assert torchrun(cluster, 2, "distributed_sampler.py", tmp_path / "stopped") == straight
+    assert torchrun(cluster, 1, "distributed_sampler.py", tmp_path / "one").startswith("epoch 2, step 0, ")
+    names = ["straight", "stopped", "one"]
+    straight_model, same, one = (torch.load(tmp_path / name, weights_only=True)["model"] for name in names)
+    for name, weights in straight_model.items():
+        assert torch.equal(same[name], weights)
+        # Other sums of gradients, the same samples.
+        assert torch.allclose(one[name], weights, atol=1e-5)
+
+
 @pytest.mark.parametrize("script", ["train.py", "data_parallel.py"])
 def test_loops_resumed_are_as_if_never_stopped(cluster: Cluster, tmp_path: Path, script: str) -> None:
     torch = needs("torch")

@@ -1,4 +1,4 @@
-"""Any object through fsspec: what the store holds, to the byte, and nothing that is written."""
+"""Any object through fsspec: what the object store holds, to the byte, and nothing that is written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import os
 import pickle
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from typing import Any
 
 import fsspec
 import fsspec.parquet
-import fsspec.tests.abstract as abstract
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
@@ -32,6 +30,30 @@ from forebay.fs import AheadCache, ForebayFileSystem
 @pytest.fixture
 def fs(cluster: Cluster) -> ForebayFileSystem:
     return ForebayFileSystem(cluster.endpoint, skip_instance_cache=True)
+
+
+@pytest.fixture
+def files(node: forebay.LocalNode) -> Iterator[ForebayFileSystem]:
+    """Files of this machine."""
+    fs = ForebayFileSystem(node, target_protocol="file", skip_instance_cache=True)
+    yield fs
+    # pytest keeps the filesystem while the node is stopped, which it would start again.
+    del fs._objects
+
+
+def the_store(cluster: Cluster) -> Any:
+    """The object store itself."""
+    return pyarrow.fs.S3FileSystem(
+        access_key=cluster.store["s3_access_key_id"],
+        secret_key=cluster.store["s3_secret_access_key"],
+        endpoint_override=cluster.store["s3_endpoint"],
+        region=cluster.store["s3_region"],
+    )
+
+
+def write(cluster: Cluster, path: str, content: bytes) -> None:
+    with the_store(cluster).open_output_stream(path) as out:
+        out.write(content)
 
 
 def test_paths_and_listings(cluster: Cluster, data: Path, fs: ForebayFileSystem) -> None:
@@ -54,6 +76,34 @@ def test_paths_and_listings(cluster: Cluster, data: Path, fs: ForebayFileSystem)
         for ask in [fs.info, fs.ls, fs.cat_file, fs.open]:
             with pytest.raises(FileNotFoundError, match="no"):
                 ask(missing)
+
+
+def test_a_path_of_another_object_store_is_refused(cluster: Cluster, fs: ForebayFileSystem, tmp_path: Path) -> None:
+    """By whatever takes a path."""
+    key, to = f"{cluster.bucket}/rows/0.parquet", str(tmp_path / "copy")
+    calls: list[Any] = [
+        *(fs.open, fs.cat, fs.cat_file, fs.glob, fs.find, fs.ls, fs.info, fs.exists, fs.isfile, fs.isdir, fs.du, fs.head),
+        *(fs.tail, fs.modified, fs.ukey, fs.checksum, fs.size, fs.expand_path, fs.get_mapper, fs.unstrip_protocol, fs.read_text),
+        lambda path: fs.open(path, "rt"),
+        lambda path: fs.cat([f"s3://{key}", path]),
+        lambda path: fs.cat_ranges([path], [0], [1]),
+        lambda path: fs.cat(path.rpartition("/")[0], recursive=True),
+        lambda path: fs.get(path, to),
+        lambda path: fs.get([path], [to]),
+        lambda path: fs.get_file(path, to),
+        lambda path: fs.glob(path.replace("0", "*")),
+        lambda path: list(fs.walk(path.rpartition("/")[0])),
+        lambda path: fs.read_block(path, 0, 1),
+        lambda path: ds.dataset(path, filesystem=fs),
+        lambda path: fsspec.filesystem("simplecache", fs=fs).cat_file(path),
+    ]
+    for call in calls:
+        for scheme in ["gs", "abfss", "file", "hdfs", "S3"]:
+            with pytest.raises(forebay.InvalidError, match=f"^{scheme}://{cluster.bucket}/rows.*: this filesystem reads s3://"):
+                call(f"{scheme}://{key}")
+    assert not Path(to).exists()
+    for scheme in ["s3", "s3a", "s3n", "forebay"]:
+        assert fs.head(f"{scheme}://{key}", 4) == b"PAR1"
 
 
 def test_bytes_are_the_store_s(cluster: Cluster, data: Path, fs: ForebayFileSystem) -> None:
@@ -119,26 +169,15 @@ def test_reads_ahead_only_of_who_goes_on(seed: int) -> None:
 
 
 def test_an_object_overwritten_in_mid_read_is_an_error_or_one_version(cluster: Cluster, fs: ForebayFileSystem) -> None:
-    store = pyarrow.fs.S3FileSystem(
-        access_key=cluster.store["s3_access_key_id"],
-        secret_key=cluster.store["s3_secret_access_key"],
-        endpoint_override=cluster.store["s3_endpoint"],
-        region=cluster.store["s3_region"],
-    )
-
-    def write(path: str, content: bytes) -> None:
-        with store.open_output_stream(path) as out:
-            out.write(content)
-
     chance = random.Random(11)
     errors = 0
     for number in range(10):
         path = f"{cluster.bucket}/changing/{number}"
         old, new = (chance.randbytes(9_000_000 + number % 3) for _ in range(2))
-        write(path, old)
+        write(cluster, path, old)
         with fs.open(path) as file:
             read = file.read(chance.randrange(1, 9_000_000))
-            write(path, new)
+            write(cluster, path, new)
             try:
                 read += file.read()
                 assert read == old
@@ -150,12 +189,15 @@ def test_an_object_overwritten_in_mid_read_is_an_error_or_one_version(cluster: C
 
 
 def test_nothing_is_written(cluster: Cluster, fs: ForebayFileSystem, tmp_path: Path) -> None:
-    path = f"{cluster.bucket}/texts/new"
+    folder = f"{cluster.bucket}/texts"
+    held, path = f"{folder}/lines.csv", f"{folder}/new"
     (tmp_path / "a").touch()
     writes: list[Any] = [
         lambda: fs.open(path, "wb"),
         lambda: fs.open(path, "ab"),
         lambda: fs.open(path, "xb"),
+        lambda: fs.open(path, "r+b"),
+        lambda: fs.open(path, "w"),
         lambda: fs.touch(path),
         lambda: fs.pipe(path, b"1"),
         lambda: fs.pipe_file(path, b"1"),
@@ -169,17 +211,37 @@ def test_nothing_is_written(cluster: Cluster, fs: ForebayFileSystem, tmp_path: P
         lambda: fs.copy(path, path + "2"),
         lambda: fs.mv(path, path + "2"),
         lambda: fs.write_text(path, "1"),
+        lambda: fs.write_bytes(path, b"1"),
+        lambda: fs.pipe({path: b"1"}),
+        lambda: fs.pipe_file(path, b"1", mode="create"),
+        lambda: fs.pipe_file(held, b"1", mode="overwrite"),
+        lambda: fs.put(str(tmp_path), path, recursive=True),
+        lambda: fs.put([str(tmp_path / "a")], [path]),
+        lambda: fs.put_file(str(tmp_path / "a"), path),
+        lambda: fs.upload(str(tmp_path / "a"), path),
+        lambda: fs.copy(held, path),
+        lambda: fs.copy(folder, path, recursive=True),
+        lambda: fs.cp([held], [path]),
+        lambda: fs.mv(held, path),
+        lambda: fs.move(held, path),
+        lambda: fs.rename(held, path),
+        lambda: fs.rm(folder, recursive=True),
+        lambda: fs.delete(held),
+        lambda: fs.makedir(path),
+        lambda: fs.mkdirs(path),
+        lambda: fs.touch(held, truncate=False),
+        lambda: fs.get_mapper(folder).update({"new": b"1"}),
     ]
+    before = fs.find(cluster.bucket, detail=True)
     for write in writes:
         with pytest.raises(OSError, match="written|only read|write to") as refused:
             write()
         assert refused.value.errno == errno.EROFS
+    assert fs.find(cluster.bucket, detail=True) == before
 
 
-def test_pickles_and_wrong_arguments(cluster: Cluster, data: Path, fs: ForebayFileSystem) -> None:
+def test_wrong_arguments(cluster: Cluster, data: Path, fs: ForebayFileSystem) -> None:
     path = f"{cluster.bucket}/texts/lines.csv"
-    copy = pickle.loads(pickle.dumps(fs))
-    assert copy.cat_file(path, 0, 7) == b"id,name"
     options = {"direct": True, "target_options": {"key": "a", "secret": "b", "client_kwargs": {"region_name": "r"}}}
     assert fsspec.filesystem("forebay", **options).target_protocol == "s3"
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -191,10 +253,6 @@ def test_pickles_and_wrong_arguments(cluster: Cluster, data: Path, fs: ForebayFi
     for arguments, why in wrong:
         with pytest.raises(forebay.InvalidError, match=why):
             ForebayFileSystem(**arguments, skip_instance_cache=True)
-    with pytest.raises(forebay.RetryError, match="no etcd answers"):
-        ForebayFileSystem(etcd_hosts="127.0.0.1:1", skip_instance_cache=True)
-    with pytest.raises(forebay.InvalidError, match="this filesystem reads s3://"):
-        fs.cat_file("gs://bucket/key")
     with pytest.raises(forebay.InvalidError, match="begins with a bucket"):
         fs.ls("")
     objects = fs._objects
@@ -204,6 +262,68 @@ def test_pickles_and_wrong_arguments(cluster: Cluster, data: Path, fs: ForebayFi
         objects.read(version, 0, version.size + 1)
     with pytest.raises(forebay.InvalidError):
         objects.read(version, 2, 1)
+
+
+def test_an_unknown_keyword_is_refused(cluster: Cluster) -> None:
+    """It may be the one that names the cache: with no cache named, a node of this machine would be started."""
+    wrong = {
+        "endpiont": "there are endpoint, etcd_hosts, .*, target_options, and the s3_",
+        "secret": "target_options={'key'.* key= is the file of a private key",
+        "anon": "target_options=",
+        "client_kwargs": "target_options=",
+        "config_kwargs": "s3fs has no counterpart",
+        "default_block_size": r"to open\(\)",
+        "worker_hosts": "endpoint= here: the nodes",
+        "preload_path": "alluxiofs has no counterpart",
+        "fo": "simplecache::forebay://bucket/key",
+    }
+    for name, remedy in wrong.items():
+        with pytest.raises(TypeError, match=rf"forebay.ForebayFileSystem\(\) knows no keyword '{name}': .*{remedy}"):
+            fsspec.filesystem("forebay", **{name: "a"})
+        with pytest.raises(TypeError, match=name):
+            fsspec.open(f"forebay://{cluster.bucket}/texts/lines.csv", endpoint=cluster.endpoint, **{name: "a"})
+    with pytest.raises(TypeError, match="knows no keyword 's3_regoin': for the object store there are s3_endpoint"):
+        fsspec.filesystem("forebay", s3_regoin="a")
+    # Those that fsspec has for all.
+    options = {"use_listings_cache": False, "listings_expiry_time": 1, "max_paths": 9, "asynchronous": False, "loop": None}
+    fs = fsspec.filesystem("forebay", endpoint=cluster.endpoint, skip_instance_cache=True, target_options=None, **options)
+    assert fs.cat_file(f"{cluster.bucket}/texts/lines.csv", 0, 7) == b"id,name"
+
+
+@pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
+def test_chained_urls(cluster: Cluster, data: Path, tmp_path: Path, cache: str) -> None:
+    url = f"forebay://{cluster.bucket}/texts/lines.csv"
+    options = {"forebay": {"endpoint": cluster.endpoint}, cache: {"cache_storage": str(tmp_path / "url")}}
+    with fsspec.open(f"{cache}::{url}", **options) as file:
+        assert file.read() == (data / "texts/lines.csv").read_bytes()
+    keywords = {"target_protocol": "forebay", "target_options": options["forebay"], "cache_storage": str(tmp_path / "fs")}
+    fs = fsspec.filesystem(cache, **keywords)
+    assert fs.cat_file(url) == (data / "texts/lines.csv").read_bytes() and len(fs.ls(f"forebay://{cluster.bucket}/rows")) == 3
+    within = fsspec.filesystem("dir", path=f"{cluster.bucket}/texts", target_protocol="forebay", target_options=options["forebay"])
+    assert within.cat_file("empty") == b"" and "lines.csv" in within.find("")
+
+
+def test_pickles_are_of_one_version(
+    cluster: Cluster, fs: ForebayFileSystem, files: ForebayFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the package; and of an open file's object."""
+    copy = pickle.loads(pickle.dumps(fs))
+    assert type(copy) is ForebayFileSystem and copy.storage_args == fs.storage_args and copy == pickle.loads(pickle.dumps(copy))
+    path = tmp_path / "object"
+    path.write_bytes(b"0123456789")
+    with files.open(str(path), block_size=5, cache_type="none") as file:
+        file.seek(4)
+        pickled = pickle.dumps(file)
+    with pickle.loads(pickled) as again:
+        assert again.read() == b"456789" and (again.blocksize, again.cache.name) == (5, "none")
+    path.write_bytes(b"abcdefghij")
+    with pytest.raises(ChangedError, match="object: was overwritten since the open file was pickled"):
+        pickle.loads(pickled)
+    with monkeypatch.context() as patch:
+        patch.setattr(_forebay, "__version__", "0.0.1")
+        old = pickle.dumps(fs)
+    with pytest.raises(forebay.InvalidError, match=r"the filesystem was pickled by forebay 0\.0\.1, .* or make it there"):
+        pickle.loads(old)
 
 
 def test_pandas_and_duckdb_read_through_it(cluster: Cluster, data: Path, table: pa.Table, fs: ForebayFileSystem) -> None:
@@ -218,7 +338,7 @@ def test_pandas_and_duckdb_read_through_it(cluster: Cluster, data: Path, table: 
     connection.register_filesystem(fs)
     of = f"from 'forebay://{cluster.bucket}/rows/*.parquet'"
     assert connection.sql(f"select count(*), sum(id), max(name) {of}").fetchall() == [(600, 179_700, "row 99")]
-    # Whole, with each of its types, as from the files that the store serves.
+    # Whole, with each of its types, as from the files that the object store serves.
     through, stored = (connection.sql(f"from '{at}/*.parquet'") for at in (f"forebay://{cluster.bucket}/rows", data / "rows"))
     assert through.types == stored.types and through.columns == table.column_names
     assert through.to_arrow_table().num_rows == 600 and through.to_arrow_table().equals(stored.to_arrow_table())
@@ -227,7 +347,6 @@ def test_pandas_and_duckdb_read_through_it(cluster: Cluster, data: Path, table: 
     )
 
 
-@pytest.mark.readers
 def test_polars_and_dask_read_through_it(
     cluster: Cluster, data: Path, table: pa.Table, fs: ForebayFileSystem
 ) -> None:
@@ -284,35 +403,15 @@ def test_the_snippet_of_users_of_other_caches(data: Path) -> None:
     assert f"100\n{schema!r}\n" in run.stdout.removeprefix(by_pyarrow)
 
 
-def test_nodes_are_found_in_etcd(data: Path, table: pa.Table) -> None:
-    """The snippet of users of other caches, with the names changed."""
-    cluster = Cluster(data, 2, "--etcd")
-    try:
-        hosts = ",".join(["http://127.0.0.1:1", *cluster.etcd])
-        fs = fsspec.filesystem("forebay", etcd_hosts=hosts, target_protocol="s3")
-        dataset = ds.dataset(f"s3://{cluster.bucket}/rows", filesystem=fs)
-        assert dataset.count_rows() == 600
-        assert dataset.schema == table.schema
-        assert dataset.take([0, 599]) == table.take([0, 599])
-        assert dataset.to_table() == table
-        with pytest.raises(forebay.NotFoundError, match="no node of a cache is registered under /other"):
-            fsspec.filesystem("forebay", etcd_hosts=hosts, etcd_prefix="/other")
-        cluster.kill(0)
-        assert ds.dataset(f"s3://{cluster.bucket}/rows", filesystem=fs).to_table() == table
-    finally:
-        cluster.stop()
-
-
-def test_an_open_file_is_of_one_version(node: forebay.LocalNode, tmp_path: Path) -> None:
-    fs = ForebayFileSystem(node, target_protocol="file", skip_instance_cache=True)
+def test_an_open_file_is_of_one_version(files: ForebayFileSystem, tmp_path: Path) -> None:
     path = tmp_path / "object"
     path.write_bytes(b"a" * 9_000_000)
-    with fs.open(str(path)) as file:
+    with files.open(str(path)) as file:
         assert file.read(10) == b"a" * 10
         path.write_bytes(b"b" * 9_000_001)
         with pytest.raises(forebay.ChangedError, match="object"):
             file.read()
-    assert fs.cat_file(str(path)) == b"b" * 9_000_001
+    assert files.cat_file(str(path)) == b"b" * 9_000_001
 
 
 @pytest.fixture(scope="module")
@@ -324,43 +423,6 @@ def node() -> Iterator[forebay.LocalNode]:
         patch.setenv("FOREBAY_SERVER", str(BIN / "forebay-server"))
         node = forebay.local_node(cache_dir=f"{root}/cache", cache_bytes="1GB", memory_bytes="256MB", idle_s=60)
         yield node
+        # fsspec keeps what was unpickled.
+        ForebayFileSystem.clear_instance_cache()
         node.stop()
-
-
-class WritableFileSystem(ForebayFileSystem):
-    """What the suite writes goes to the store; all reads go through the cache."""
-
-    def _open(self, path: Any, mode: str = "rb", **options: Any) -> Any:  # type: ignore[override]
-        path = self._strip_protocol(path)
-        if mode == "rb":
-            return super()._open(path, mode, **options)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return open(path, mode)
-
-    def makedirs(self, path: Any, exist_ok: bool = True) -> None:  # type: ignore[override]
-        """Prefixes are there once objects are."""
-
-    mkdir = makedirs  # type: ignore[assignment]
-
-    def touch(self, path: Any, truncate: bool = True, **_: Any) -> None:  # type: ignore[override]
-        with self._open(path, "wb"):
-            pass
-
-    def pipe(self, path: Any, value: Any = None, **_: Any) -> None:  # type: ignore[override]
-        with self._open(path, "wb") as file:
-            file.write(value)
-
-    def rm(self, path: Any, recursive: bool = False, **_: Any) -> None:  # type: ignore[override]
-        shutil.rmtree(self._strip_protocol(path), ignore_errors=True)
-
-
-class TestGet(abstract.AbstractFixtures, abstract.AbstractGetTests):  # type: ignore[misc]
-    """fsspec's own tests of reading."""
-
-    @pytest.fixture
-    def fs(self, node: forebay.LocalNode) -> WritableFileSystem:
-        return WritableFileSystem(node, target_protocol="file", skip_instance_cache=True)
-
-    @pytest.fixture
-    def fs_path(self, tmp_path: Path) -> str:
-        return str(tmp_path / "store")

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import Cluster, needs
+from conftest import SEGMENT_BYTES, Cluster, needs
+from test_examples import torchrun
 
 import forebay
 
@@ -149,3 +150,63 @@ def test_the_batch_size_is_the_loader_s(cluster: Cluster, tmp_path: Path) -> Non
     loader = forebay.torch.Loader(cluster.dataset(columns=["id", "x"]), batch_size=50)
     with pytest.raises(forebay.InvalidError, match="auto_find_batch_size"):
         Trainer(model=Line(), args=args, train_loader=loader)
+
+
+# One rank of several: notes the numbers and the values of its rows, step by step. A checkpoint after each step.
+RANK = """
+import gc, json, sys
+import torch, transformers
+import forebay.hf, forebay.torch
+
+class Trainer(forebay.hf.TrainerMixin, transformers.Trainer):
+    pass
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slope, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+
+    def forward(self, id, x):
+        self.seen.append([id.tolist(), x.tolist()])
+        return {"loss": ((self.slope * x / 100 - 1) ** 2).mean()}
+
+uri, folder, name, resumed = sys.argv[1:]
+dataset = forebay.dataset(uri, columns=["id", "x"], segment_bytes=SEGMENT_BYTES)
+loader = forebay.torch.Loader(dataset, global_batch=96, seed=3, shuffle=2)
+args = transformers.TrainingArguments(
+    folder, num_train_epochs=EPOCHS, save_strategy="no" if resumed else "steps", save_steps=1, report_to=[], use_cpu=True,
+    disable_tqdm=True, ddp_find_unused_parameters=False,
+)
+model = Line()
+trainer = Trainer(model=model, args=args, train_loader=loader)
+trainer.train(resume_from_checkpoint=resumed or None)
+with open(f"{folder}/{name}-{loader.rank}.json", "w") as file:
+    json.dump({"world": loader.world, "seen": model.seen, "slope": model.slope.item()}, file)
+del trainer, model
+gc.collect()
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
+"""
+
+
+def test_ranks_of_torchrun_resumed_on_another_number(cluster: Cluster, tmp_path: Path) -> None:
+    """The rows and values of each rank are a loader's; the weights differ by the order of sums alone."""
+    script = tmp_path / "rank.py"
+    script.write_text(f"SEGMENT_BYTES, EPOCHS = {SEGMENT_BYTES}, {EPOCHS}\n{RANK}")
+
+    def slope(name: str, world: int, resumed_after: int) -> float:
+        checkpoint = tmp_path / f"checkpoint-{resumed_after}" if resumed_after else ""
+        torchrun(cluster, world, str(script), tmp_path, name, checkpoint, data="rows")
+        said = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(world)]
+        for rank, one in enumerate(said):
+            settings: Any = {"global_batch": 96, "seed": 3, "shuffle": 2, "rank": rank, "world": world}
+            with forebay.torch.Loader(cluster.dataset(columns=["id", "x"]), **settings) as loader:
+                rows = [[batch["id"].tolist(), batch["x"].tolist()] for _ in range(EPOCHS) for batch in loader]
+            assert one["world"] == world and one["seen"] == rows[resumed_after:]
+        found: float = said[0]["slope"]
+        return found
+
+    straight = slope("straight", 2, 0)
+    # Where an epoch ends, and in mid-epoch.
+    assert slope("same", 2, 6) == straight
+    assert slope("one", 1, 4) == pytest.approx(straight, rel=1e-5)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +27,45 @@ def ids(batches: Iterable[forebay.Batch]) -> list[int]:
         real = pa.array([True] * len(numbers)) if batch.mask is None else pa.array(batch.mask)
         found += numbers.filter(real).to_pylist()
     return found
+
+
+class Reading(threading.Thread):
+    """A thread that reads an iteration to its end: what it got, and what it raised."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        super().__init__(daemon=True)
+        self.batches, self.got = batches, list[Any]()
+        self.raised: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            # Not `extend`: `got` is looked at meanwhile.
+            for batch in self.batches:
+                self.got.append(batch)
+        except BaseException as e:
+            self.raised = e
+
+
+class Hold:
+    """Within a loader's `next`, at one step, in the thread that reads: stands still until it may go on."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, batch: forebay.Batch) -> forebay.Batch:
+        if batch.step == self.step and not self.begun.is_set():
+            self.begun.set()
+            assert self.go.wait(30)
+        return batch
+
+    def reading(self, loader: forebay.Loader[forebay.Batch], batches: Iterator[Any]) -> Reading:
+        """A thread that stands still there."""
+        setattr(loader, "_convert", self)
+        reading = Reading(batches)
+        assert self.begun.wait(10)
+        return reading
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -302,6 +344,97 @@ def test_a_loader_is_iterated_once_at_a_time(cluster: Cluster) -> None:
     with pytest.raises(forebay.ClosedError, match="closed"):
         iter(loader)
     loader.close()
+
+
+STEPS = ROWS // BATCH
+
+
+@pytest.mark.parametrize("step", [0, 5, STEPS - 1])
+def test_a_second_thread_is_refused_and_the_first_goes_on(cluster: Cluster, step: int) -> None:
+    plain = forebay.Loader(cluster.dataset(), **SETTINGS)
+    expected = ids(plain)
+    loader, hold = forebay.Loader(cluster.dataset(), **SETTINGS), Hold(step)
+    batches = iter(loader)
+    reading = hold.reading(loader, batches)
+    state = loader.state_dict()
+    for _ in range(3):
+        with pytest.raises(forebay.InvalidError, match="another thread is reading from this loader: let one thread"):
+            next(batches)
+    assert loader.state_dict() == state and loader.steps_left == STEPS - step
+    hold.go.set()
+    reading.join(30)
+    assert reading.raised is None and ids(reading.got) == expected and loader.digest == plain.digest
+    assert (loader.epoch, loader.steps_left) == (1, STEPS) and next(batches, None) is None
+    assert ids(loader) == ids(plain), "the next epoch begins at its beginning"
+
+
+@pytest.mark.parametrize("step", [3, STEPS - 1])
+@pytest.mark.parametrize("way", ["close", "set_epoch", "load_state_dict"])
+def test_another_thread_ends_an_iteration(cluster: Cluster, way: str, step: int) -> None:
+    """The batch that came meanwhile is dropped, and the run stands where the other thread has put it."""
+    plain = forebay.Loader(cluster.dataset(), **SETTINGS)
+    plain.set_epoch(4)
+    state = plain.state_dict()
+    loader, hold = forebay.Loader(cluster.dataset(), **SETTINGS), Hold(step)
+    calls: dict[str, Any] = {"close": (), "set_epoch": (4,), "load_state_dict": (state,)}
+    reading = hold.reading(loader, iter(loader))
+    getattr(loader, way)(*calls[way])
+    hold.go.set()
+    reading.join(30)
+    told = "this loader is closed" if way == "close" else "another iteration over this loader began"
+    assert isinstance(reading.raised, forebay.ClosedError) and told in str(reading.raised)
+    assert len(reading.got) == step
+    if way != "close":
+        assert loader.state_dict() == state and ids(loader) == ids(plain) and loader.digest == plain.digest
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_an_iteration_that_another_thread_begins_has_all_its_batches(cluster: Cluster, step: int) -> None:
+    """Those too that the first one was waiting for."""
+    plain = forebay.Loader(cluster.dataset(), **SETTINGS)
+    first, second = ids(plain), ids(plain)
+    loader, hold = forebay.Loader(cluster.dataset(), **SETTINGS), Hold(step)
+    reading = hold.reading(loader, iter(loader))
+    batches = iter(loader)
+    hold.go.set()
+    reading.join(30)
+    assert isinstance(reading.raised, forebay.ClosedError) and len(reading.got) == step
+    # An epoch of which there were batches is over.
+    assert ids(batches) == (second if step else first)
+
+
+def test_close_ends_a_wait_for_rows(data: Path) -> None:
+    own = Cluster(data, 1)
+    try:
+        ds = own.dataset("wide")
+        loader = forebay.Loader(ds, batch_size=20, prefetch_bytes=1 << 20, patience_s=20)
+        batches = iter(loader)
+        next(batches)
+        own.kill(0)
+        reading = Reading(batches)
+        time.sleep(2)
+        assert reading.is_alive(), "it waits for the node to come back"
+        began = time.monotonic()
+        loader.close()
+        reading.join(30)
+        assert isinstance(reading.raised, forebay.ClosedError) and "this loader is closed" in str(reading.raised)
+        assert time.monotonic() - began < 2
+    finally:
+        own.stop()
+
+
+def test_figures_of_what_was_read(cluster: Cluster) -> None:
+    loader = forebay.Loader(cluster.dataset(), ending="pad", **SETTINGS)
+    assert loader.stats() == {"batches": 0, "rows": 0, "wait_s": 0.0, "ahead": 0}
+    waited = []
+    for _ in range(2):
+        for batch in loader:
+            waited.append(loader.stats()["wait_s"])
+    told = loader.stats()
+    assert (told["batches"], told["rows"], told["ahead"]) == (2 * len(loader), 2 * ROWS, 0), "padding does not count"
+    assert 0 < waited[0] and waited == sorted(waited) and told["wait_s"] == waited[-1]
+    loader.close()
+    assert loader.stats() == told
 
 
 def test_several_loaders_at_once(cluster: Cluster) -> None:

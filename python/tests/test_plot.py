@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Cluster
+from conftest import Cluster, needs
 
 import forebay
 import forebay.plot
@@ -21,9 +20,8 @@ def report(cluster: Cluster) -> Any:
     return cluster.forebay("epoch", cluster.uri("other"), "--epochs", "3", "--batch", "10")
 
 
-@pytest.mark.readers
 def test_cold_against_warm(report: Any, tmp_path: Path) -> None:
-    importlib.import_module("matplotlib").use("agg")
+    needs("matplotlib").use("agg")
     (tmp_path / "report.json").write_text(json.dumps(report))
     for given in [report, tmp_path / "report.json", str(tmp_path / "report.json")]:
         axes = forebay.plot.epoch(given)
@@ -32,12 +30,12 @@ def test_cold_against_warm(report: Any, tmp_path: Path) -> None:
         speeds = [row["samples_per_s"] for row in report["epochs"]]
         assert heights == [speeds[:1], speeds[1:]]
         texts = [text.get_text() for text in axes.texts]
-        assert len(texts) == 3 and "from the store" in texts[0] and "from the store" not in texts[1] + texts[2]
+        assert len(texts) == 3 and "from S3" in texts[0] and "from S3" not in texts[1] + texts[2]
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["cold", "warm"]
         axes.figure.savefig(tmp_path / "chart.png")
         assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert forebay.plot.epoch(report, axes=axes) is axes
-    # In the order of the report, whatever comes from the store.
+    # In the order of the report, whatever comes from the object store.
     rows = [{**row, "s3_bytes": at % 2} for at, row in enumerate(report["epochs"])]
     axes = forebay.plot.epoch({"epochs": rows})
     middles = [[round(bar.get_x() + bar.get_width() / 2) for bar in bars] for bars in axes.containers]

@@ -1,4 +1,4 @@
-"""Ray Train runs the loader, and Ray Data reads datasets. `make test-readers` installs Ray."""
+"""Ray Train runs the loader, and Ray Data reads datasets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,25 @@ import pytest
 from conftest import Cluster, needs
 from test_examples import EXAMPLES, alone
 
-pytestmark = pytest.mark.readers
+needs("torch")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_reported() -> Iterator[None]:
+    """Ray would tell its makers of each run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        yield
 
 
 def trained(cluster: Cluster, *arguments: object) -> str:
     """Runs the example; its last line."""
     command = [sys.executable, str(EXAMPLES / "ray_train.py"), cluster.uri("mnist"), *map(str, arguments)]
-    settings = {"FOREBAY_ENDPOINT": cluster.endpoint, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    return last_line(cluster, command)
+
+
+def last_line(cluster: Cluster, command: list[str]) -> str:
+    settings = {"FOREBAY_ENDPOINT": cluster.endpoint, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True, timeout=240)
     return run.stdout.strip().splitlines()[-1]
 
@@ -42,7 +54,7 @@ def test_ray_data_computes_statistics(cluster: Cluster, data: Path) -> None:
     assert said == f"rows {counts}, mean {mean:.6f}"
 
 
-# Within Ray Train: two workers note what they read and the state after each step; one worker goes on from each state.
+# Within Ray Train: two workers note the rows, the values and the state after each step; one worker goes on from each state.
 ROWS_AND_STATES = """
 import json, os, sys
 import ray.train, ray.train.torch
@@ -51,14 +63,14 @@ def train(config):
     import forebay.torch
 
     def loader():
-        data = forebay.dataset(config["uri"], columns=["id"])
+        data = forebay.dataset(config["uri"], columns=["id", "x"])
         return forebay.torch.Loader(data, global_batch=96, seed=3, shuffle=2, epochs=1)
     said = []
     for state in config["states"]:
         batches = loader()
         if state is not None:
             batches.load_state_dict(state)
-        said.append([[batch["id"].tolist(), batches.state_dict()] for batch in batches])
+        said.append([[batch["id"].tolist(), batch["x"].tolist(), batches.state_dict()] for batch in batches])
     rank = ray.train.get_context().get_world_rank()
     with open(os.path.join(config["folder"], f"{config['world']}-{rank}"), "w") as file:
         json.dump(said, file)
@@ -77,19 +89,22 @@ def run(uri, folder, world, states):
 uri, folder = sys.argv[1:]
 ray.init(num_cpus=3, runtime_env={"env_vars": {"FOREBAY_ENDPOINT": os.environ["FOREBAY_ENDPOINT"]}}, include_dashboard=False)
 two = run(uri, folder, 2, [None])
-whole = [sorted(left[0] + right[0]) for left, right in zip(two[0][0], two[1][0], strict=True)]
-(one,) = run(uri, folder, 1, [state for _, state in two[0][0][:-1]])
+
+def rows(*ranks):
+    for ids, values, _ in ranks:
+        assert values == [i / 4 for i in ids], ids
+    return sorted(i for ids, _, _ in ranks for i in ids)
+whole = [rows(left, right) for left, right in zip(two[0][0], two[1][0], strict=True)]
+(one,) = run(uri, folder, 1, [state for _, _, state in two[0][0][:-1]])
 for step, rest in enumerate(one, start=1):
-    assert [sorted(ids) for ids, _ in rest] == whole[step:], step
+    assert [rows(batch) for batch in rest] == whole[step:], step
 print(f"{len(whole)} steps, {len(one)} resumed")
 """
 
 
 def test_ray_train_resumed_at_every_step_on_another_number_of_workers(cluster: Cluster, tmp_path: Path) -> None:
-    settings = {"FOREBAY_ENDPOINT": cluster.endpoint, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", ROWS_AND_STATES, cluster.uri(), str(tmp_path)]
-    run = subprocess.run(command, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True, timeout=240)
-    assert run.stdout.strip().splitlines()[-1] == "6 steps, 5 resumed"
+    assert last_line(cluster, command) == "6 steps, 5 resumed"
 
 
 @pytest.fixture(scope="module", name="ray")

@@ -1,15 +1,11 @@
-"""Readers of Arrow's PyCapsule interface take datasets, scans and batches as they are, and find the values of the store.
-
-`make test` has pandas and DuckDB, `make test-readers` Polars too.
-"""
+"""Readers of Arrow's PyCapsule interface take datasets, scans and batches as they are, and find the values of the
+object store."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from conftest import Cluster, needs
 
 import forebay
@@ -56,9 +52,8 @@ def test_duckdb(cluster: Cluster, table: pa.Table) -> None:
         assert connection.sql('select id, epoch_us("at") from batch').fetchall() == [(i, i * 1_000_000) for i in ids]
 
 
-@pytest.mark.readers
 def test_polars(cluster: Cluster, table: pa.Table) -> None:
-    polars = importlib.import_module("polars")
+    polars = needs("polars")
     ds = cluster.dataset()
     expected = polars.from_arrow(table)
     assert polars.DataFrame(ds).equals(expected)

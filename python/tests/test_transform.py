@@ -14,6 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from conftest import Cluster
+from test_loader import Reading
 from test_process import hear, start
 
 import forebay
@@ -89,6 +90,73 @@ def test_the_state_is_that_of_the_batch_in_hand(cluster: Cluster, stop: int) -> 
         assert (resumed.epoch, resumed.steps_left) == ((0, STEPS - stop) if stop < STEPS else (1, STEPS))
         done += [ids for _ in range(2 if stop < STEPS else 1) for _, ids, _ in resumed]
     assert done == expected
+
+
+@pytest.mark.parametrize("held", [0, 5, STEPS - 1])
+def test_a_second_thread_is_refused_and_the_first_goes_on(cluster: Cluster, held: int) -> None:
+    """Also where batches are ready that the second one could take."""
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(batch: forebay.Batch) -> int:
+        if batch.step == held:
+            begun.set()
+            assert go.wait(10)
+        return batch.step
+
+    with forebay.Loader(cluster.dataset(), transform=hold, **SETTINGS) as loader:
+        batches = iter(loader)
+        reading = Reading(batches)
+        assert begun.wait(10)
+        until = time.monotonic() + 10
+        while len(reading.got) < held and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        state = loader.state_dict()
+        for _ in range(3):
+            with pytest.raises(forebay.InvalidError, match="another thread is reading from this loader: let one thread"):
+                next(batches)
+        assert loader.state_dict() == state and loader.steps_left == STEPS - held
+        go.set()
+        reading.join(30)
+        assert reading.raised is None and reading.got == list(range(STEPS))
+        assert loader.epoch == 1 and loader.stats()["batches"] == STEPS
+        assert next(batches, None) is None
+
+
+@pytest.mark.parametrize("way", ["close", "set_epoch", "load_state_dict"])
+def test_another_thread_ends_a_wait_for_a_transform(cluster: Cluster, way: str) -> None:
+    """At once, though the transform runs on."""
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(batch: forebay.Batch) -> int:
+        if (batch.epoch, batch.step) == (0, 3):
+            begun.set()
+            assert go.wait(30)
+        return batch.step
+
+    with forebay.Loader(cluster.dataset(), transform=hold, **SETTINGS) as loader:
+        calls: dict[str, Any] = {"close": (), "set_epoch": (2,), "load_state_dict": (loader.state_dict(),)}
+        reading = Reading(iter(loader))
+        assert begun.wait(10)
+        time.sleep(0.05)
+        getattr(loader, way)(*calls[way])
+        reading.join(5)
+        assert not reading.is_alive() and reading.got == [0, 1, 2]
+        told = "this loader is closed" if way == "close" else "another iteration over this loader began"
+        assert isinstance(reading.raised, forebay.ClosedError) and told in str(reading.raised)
+        go.set()
+        if way != "close":
+            assert loader.epoch == (2 if way == "set_epoch" else 0) and list(loader) == list(range(STEPS))
+    wait_for_the_end_of_threads()
+
+
+def test_figures_of_what_is_ahead(cluster: Cluster) -> None:
+    with forebay.Loader(cluster.dataset(), transform=late_if_even, prefetch=4, **SETTINGS) as loader:
+        assert loader.stats() == {"batches": 0, "rows": 0, "wait_s": 0.0, "ahead": 0}
+        seen = [loader.stats() for _ in loader]
+        assert [figures["batches"] for figures in seen] == list(range(1, STEPS + 1))
+        assert all(figures["ahead"] <= 3 for figures in seen) and any(figures["ahead"] for figures in seen)
+        assert seen[-1]["rows"] == STEPS * 50 and seen[-1]["wait_s"] > 0.02 and seen[-1]["ahead"] == 0
 
 
 def broken(batch: forebay.Batch) -> int:
@@ -199,7 +267,7 @@ def test_threads_that_could_not_be_started_are_started_later(monkeypatch: pytest
         really(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    threads, batch = Threads(2), cast(forebay.Batch, SimpleNamespace(samples_done=1))
+    threads, batch = Threads(2), cast(forebay.Batch, SimpleNamespace(samples_done=1, real_rows=1))
     with pytest.raises(RuntimeError, match="no more threads"):
         threads.start(Task(batch, lambda batch: batch.samples_done + 1))
     task = threads.start(Task(batch, lambda batch: batch.samples_done + 1))

@@ -1,9 +1,9 @@
-"""Runs the tests of ceph/s3-tests that matter to an endpoint which reads, first against the bare store, then with GET and
-HEAD through a node. What passes the first time must pass the second.
+"""Runs the tests of ceph/s3-tests that matter to an endpoint which reads, first against the bare object store, then with
+GET and HEAD through a node. What passes the first time must pass the second.
 
-The tests write first. So a splitter stands before both: it sends GET and HEAD to the node and all else to the store, with
-the same Host, which is signed. What the tests read to clean up after themselves, lists of buckets and of versions, comes
-from the store too."""
+The tests write first. So a splitter stands before both: it sends GET and HEAD to the node and all else to the object
+store, with the same Host, which is signed. What the tests read to clean up after themselves, lists of buckets and of
+versions, comes from the object store too."""
 
 from __future__ import annotations
 
@@ -133,9 +133,9 @@ def main() -> int:
     passed = [name for name, outcome in bare.items() if outcome == "passed"]
     lost = [name for name in passed if through.get(name) != "passed"]
     also = sum(outcome == "passed" for outcome in through.values())
-    print(f"s3-tests: {len(bare)} selected; {len(passed)} pass against the bare store, {also} through the endpoint")
+    print(f"s3-tests: {len(bare)} selected; {len(passed)} pass against the bare object store, {also} through the endpoint")
     for name in lost:
-        print(f"s3-tests: {name} passes against the store only")
+        print(f"s3-tests: {name} passes against the object store only")
     return 1 if lost else 0
 
 

@@ -2,8 +2,8 @@
 //!
 //! It starts an S3 server behind a proxy that makes it remote, one `forebay-server` with an empty cache, then
 //! `forebay-train`; then it reads the same epochs by one rank, and for an emulated accelerator without a
-//! cache, cold and warm. It prints two tables and the checks, and leaves `report.json` and `report.html`.
-//! Everything it starts, it stops.
+//! cache, cold and warm. It prints two tables and the checks, and leaves `report.json`, `report.html` and
+//! the picture `epochs.svg`. Everything it starts, it stops.
 
 mod accelerator;
 mod checks;
@@ -31,12 +31,14 @@ pub fn run(options: &DemoOptions) -> anyhow::Result<bool> {
     println!("{}", table::checks(&checks));
     let json = options.folder.join("report.json");
     let html = options.folder.join("report.html");
+    let svg = options.folder.join("epochs.svg");
     let report = report::json(options, &outcome, &checks);
     let write = |path: &PathBuf, text: String| {
         std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
     };
     write(&json, format!("{report:#}\n"))?;
     write(&html, page::html(options, &outcome, &checks))?;
-    println!("reports: {} and {}", json.display(), html.display());
+    write(&svg, page::picture(&outcome))?;
+    println!("reports: {}, {} and {}", json.display(), html.display(), svg.display());
     Ok(!checks.iter().any(Check::is_broken))
 }

@@ -2,8 +2,8 @@
 //!
 //! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks
 //! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do;
-//! [`liar`] is a store whose answers tests make up. [`s3_client`], `s3_signer` and [`s3_raw`] ask S3, by rule
-//! or not.
+//! [`liar`] is an object store whose answers tests make up. [`s3_client`], `s3_signer` and [`s3_raw`] ask S3,
+//! by rule or not.
 //! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
 //! [`etcd`] starts real etcd. [`pki`] makes certificates, [`policy`] policies, [`tls_world`] both;
 //! [`question`] asks a node anything as anybody, [`requests`] has a request of each method.
@@ -13,7 +13,7 @@
 //! measurements tell what they found, [`origin`] says which commit and machine they are of.
 
 pub(crate) mod answers;
-pub(crate) mod background;
+pub mod background;
 pub mod check;
 pub mod cloud;
 pub mod differential;
@@ -30,7 +30,7 @@ pub mod policy;
 pub mod ports;
 pub mod process;
 pub mod question;
-pub(crate) mod reader;
+pub mod reader;
 pub(crate) mod report;
 pub mod requests;
 pub(crate) mod rogue;

@@ -1,6 +1,11 @@
 //! Datasets on `gs://` and `az://`, and credentials that are renewed: read by a child process, as such things
 //! are named by variables of the environment.
 
+#[path = "clouds/commands.rs"]
+mod commands;
+#[path = "clouds/nodes.rs"]
+mod nodes;
+
 use std::ops::Range;
 use std::process::Command;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! The compose file in `deploy/`: it is whole in itself, and the programs understand what it tells them.
-//! Needs no Docker.
+//! Needs no Docker. And the unit of `deploy/dist/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -284,6 +284,23 @@ fn ranks_understand_their_command() {
         let words: Vec<&str> = command.split_whitespace().collect();
         let ended = Run::new("forebay-train").args(&words).arg("--help").try_end().expect("it runs");
         assert_eq!(ended.code, Some(0), "{command}: {}", ended.stderr);
+    }
+}
+
+/// Each step of the README installs files one by one, or into a folder.
+#[test]
+fn the_unit_names_no_file_that_the_readme_does_not_put_there() {
+    let (unit, readme) = (read("dist/forebay-server.service"), read("dist/README.md"));
+    let path = |line: &str| {
+        let at = ["/usr/", "/etc/"].iter().filter_map(|root| line.find(root)).min()?;
+        Some(line[at..].to_owned())
+    };
+    let paths: Vec<String> = unit.lines().filter(|line| !line.starts_with('#')).filter_map(path).collect();
+    assert!(paths.len() >= 3, "{paths:?}");
+    for path in paths {
+        let folder = &path[..=path.rfind('/').expect("an absolute path")];
+        let is_there = readme.contains(&path) || readme.contains(&format!("{folder}\n"));
+        assert!(is_there, "deploy/dist/README.md does not say who puts {path} there");
     }
 }
 

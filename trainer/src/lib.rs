@@ -1,4 +1,4 @@
-//! `forebay-train`: trains a model on a dataset that the cache (or, with `--direct`, the store itself)
+//! `forebay-train`: trains a model on a dataset that the cache (or, with `--direct`, the object store itself)
 //! streams to it, on one or many ranks kept together by PyTorch's own DDP.
 //!
 //! Started plainly, the process is the launcher: it starts `--nproc` copies of itself, one per rank, and

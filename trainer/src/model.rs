@@ -252,7 +252,7 @@ pub fn parameters(vars: &VarStore) -> Vec<NamedTensor> {
     let names: HashMap<_, _> =
         vars.variables().into_iter().map(|(name, tensor)| (tensor.data_ptr() as usize, name)).collect();
     let named = |parameter: Tensor| {
-        // Every trainable variable of a store has its name there.
+        // Every trainable variable of a `VarStore` has its name there.
         let name = names.get(&(parameter.data_ptr() as usize)).cloned().unwrap_or_default();
         (name, parameter)
     };

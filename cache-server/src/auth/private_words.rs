@@ -1,5 +1,5 @@
 //! Errors that name the node's object store: where it is, by which key it is asked. Callers are told that
-//! the store is at fault, the node's log has the rest.
+//! the object store is at fault, the node's log has the rest.
 
 use forebay_dataset::source::{NO_CREDENTIALS, store_names};
 

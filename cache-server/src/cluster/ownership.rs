@@ -20,6 +20,13 @@ pub struct Ownership {
     snapshot: Mutex<(watch::Receiver<v1::Topology>, Arc<Snapshot>)>,
 }
 
+/// Which segments this node owns, by one topology.
+#[derive(Debug, Clone)]
+pub struct Owners {
+    me: String,
+    snapshot: Arc<Snapshot>,
+}
+
 /// A topology, and the balance of the datasets known here on its nodes.
 #[derive(Debug, Default)]
 struct Snapshot {
@@ -53,6 +60,20 @@ impl Snapshot {
             Some(owner) if self.topology.nodes[owner].address != me => Role::Replica,
             _ => Role::Primary,
         })
+    }
+}
+
+impl Owners {
+    /// Whether this node owns each of some segments.
+    pub fn owned<'a>(&'a self, ids: impl Iterator<Item = SegmentId> + 'a) -> impl Iterator<Item = bool> + 'a {
+        self.snapshot.roles(ids, &self.me).map(|role| role == Role::Primary)
+    }
+
+    /// Whether another one says the same of every segment.
+    pub fn agree_with(&self, other: &Self) -> bool {
+        let (a, b) = (&*self.snapshot, &*other.snapshot);
+        let has_same_balance = || Arc::ptr_eq(&a.balance, &b.balance) || a.balance == b.balance;
+        a.topology.nodes == b.topology.nodes && has_same_balance()
     }
 }
 
@@ -127,11 +148,9 @@ impl Ownership {
         self.snapshot().roles(ids.iter().copied(), &self.me).collect()
     }
 
-    /// How many of some segments there are, and how many of them this node owns.
-    pub fn count(&self, ids: impl Iterator<Item = SegmentId>) -> (u64, u64) {
-        let is_owned = |role| u64::from(role == Role::Primary);
-        let snapshot = self.snapshot();
-        snapshot.roles(ids, &self.me).fold((0, 0), |(all, owned), role| (all + 1, owned + is_owned(role)))
+    /// Who owns what now.
+    pub fn owners(&self) -> Owners {
+        Owners { me: self.me.clone(), snapshot: self.snapshot() }
     }
 
     /// How many nodes are to hold a segment of an object.

@@ -26,16 +26,6 @@ impl Dataset {
             .filter_map(|segment| self.manifest.segment_id(segment).ok())
     }
 
-    /// Whether its segments are whole, and follow each other from the start of each object.
-    fn is_whole(&self) -> bool {
-        let mut next = (0, 0);
-        self.manifest.segments().iter().all(|s| {
-            let first = if s.object == next.0 { next.1 } else { 0 };
-            next = (s.object, s.first_row_group + s.row_groups);
-            s.first_row_group == first && s.skip == 0 && s.rows == s.total_rows
-        })
-    }
-
     /// The predicate of its filter; empty where it has all rows.
     pub fn filter(&self) -> &str {
         self.manifest.filter().map_or("", |filter| filter.predicate())
@@ -50,22 +40,23 @@ impl Dataset {
             o.uri() == m.uri()
                 && o.rows() > m.rows()
                 && o.has_objects_of(m)
-                && other.is_whole()
+                && o.is_whole()
                 && o.filter().is_none()
         };
         let Some(first) = m.segments().first().filter(|_| m.filter().is_none()) else {
             return String::new();
         };
+        let place = |s: &Segment| (s.object, s.first_row_group);
         let whole = all.iter().filter(larger).max_by_key(|other| other.manifest.rows()).and_then(|whole| {
-            let same = |s: &&Segment| (s.object, s.first_row_group) == (first.object, first.first_row_group);
-            whole.manifest.segments().iter().find(same)
+            let segments = whole.manifest.segments();
+            segments.binary_search_by_key(&place(first), place).ok().map(|at| &segments[at])
         });
         match whole {
             Some(segment) => {
                 let from = segment.first_row + first.skip;
                 format!("{from}:{}", from + m.rows())
             }
-            None if self.is_whole() => String::new(),
+            None if m.is_whole() => String::new(),
             None => "?".to_owned(),
         }
     }

@@ -12,16 +12,19 @@ use super::dataset::Dataset;
 use forebay_proto::manifest::{DatasetId, Digest, Manifest, Object};
 use forebay_proto::{Error, Result};
 use prost::Message as _;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Bytes of all known manifests together: a dataset of a million segments is about 100 MB.
+/// Bytes of all known manifests together: a dataset of a million segments is about 100 MB. Where the node's
+/// status is asked for, the disk cache counts their segments too, in some 80 bytes each.
 pub(super) const LIMIT: usize = 512 << 20;
 
 /// Datasets by version and URI.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     entries: HashMap<DatasetId, KnownDataset>,
+    /// By when they were used, as `used` of each says.
+    by_use: BTreeMap<u64, DatasetId>,
     clock: u64,
     bytes: usize,
 }
@@ -64,6 +67,15 @@ fn with_ids_of(dataset: &Dataset, copy: &Dataset) -> Dataset {
     Dataset { manifest, schema: dataset.schema.clone() }
 }
 
+impl KnownDataset {
+    /// It is used now.
+    fn touch(&mut self, by_use: &mut BTreeMap<u64, DatasetId>, now: u64) {
+        by_use.remove(&self.used);
+        by_use.insert(now, self.dataset.manifest.id());
+        self.used = now;
+    }
+}
+
 impl Known {
     /// Adds a dataset, and returns whether it has something new and which had to go for it. One that was told
     /// replaces none. Ids of versions stay known, from wherever they come: objects are read by their tags.
@@ -75,7 +87,7 @@ impl Known {
         let gains_ids = has_ids && old.as_ref().is_some_and(|old| !old.dataset.manifest.has_version_ids());
         if let Some(old) = old {
             if made_by == MadeBy::Another {
-                old.used = self.clock;
+                old.touch(&mut self.by_use, self.clock);
                 if gains_ids {
                     self.bytes -= memory_bytes(&old.dataset);
                     old.dataset = with_ids_of(&old.dataset, &dataset);
@@ -92,10 +104,14 @@ impl Known {
         let before = self.entries.get(&id).map_or(0, |old| old.current);
         let current = if made_by == MadeBy::ThisNodeOfList { before } else { self.clock };
         let old = self.entries.insert(id, KnownDataset { dataset, made_by, used: self.clock, current });
-        self.bytes -= old.as_ref().map_or(0, |old| memory_bytes(&old.dataset));
+        self.by_use.insert(self.clock, id);
+        if let Some(old) = &old {
+            self.by_use.remove(&old.used);
+            self.bytes -= memory_bytes(&old.dataset);
+        }
         let mut gone = Vec::new();
         while self.bytes > limit && self.entries.len() > 1 {
-            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(id, _)| *id);
+            let oldest = self.by_use.first_key_value().map(|(_, id)| *id);
             gone.extend(oldest.filter(|id| self.remove(id)));
         }
         let is_new = old.is_none_or(|old| old.dataset.manifest.sizes_hash() != sizes_hash);
@@ -114,7 +130,7 @@ impl Known {
         if entry.made_by == MadeBy::Another && !is_as_stated {
             return None;
         }
-        entry.used = self.clock;
+        entry.touch(&mut self.by_use, self.clock);
         Some(entry.dataset.clone())
     }
 
@@ -151,9 +167,10 @@ impl Known {
 
     /// Forgets a dataset; false if it was not known.
     pub fn remove(&mut self, id: &DatasetId) -> bool {
-        let gone = self.entries.remove(id);
-        self.bytes -= gone.as_ref().map_or(0, |gone| memory_bytes(&gone.dataset));
-        gone.is_some()
+        let Some(gone) = self.entries.remove(id) else { return false };
+        self.by_use.remove(&gone.used);
+        self.bytes -= memory_bytes(&gone.dataset);
+        true
     }
 }
 
@@ -194,7 +211,7 @@ mod tests {
         all.sort_unstable();
         assert_eq!(gone, all);
         assert!(known.get(id(&huge), None, false).is_some() && known.remove(&id(&huge)));
-        assert_eq!((known.bytes, known.list().len()), (0, 0));
+        assert_eq!((known.bytes, known.list().len(), known.by_use.len()), (0, 0, 0));
     }
 
     #[test]
@@ -246,6 +263,7 @@ mod tests {
             let read = known.get(id(&plain), None, true).expect("they stay");
             assert_eq!(read.manifest.objects()[0].version_id, "v1");
             assert_eq!(known.bytes, memory_bytes(&named));
+            assert_eq!(known.by_use.into_iter().collect::<Vec<_>>(), [(known.clock, id(&named))]);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::copies::Copies;
 use super::counters::DiskCounters;
+use super::dataset_counts::DatasetCounts;
 use super::dirs::{Attempt, DirStatus, Dirs, Filler, Health, is_full};
 use super::evict::Wanted;
 use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed, is_raw};
@@ -294,6 +295,11 @@ impl DiskCache {
     /// The files as copies for other nodes.
     pub fn copies(&self) -> Copies<'_> {
         Copies(&self.files)
+    }
+
+    /// How many segments are held of each dataset that is counted.
+    pub fn counts(&self) -> DatasetCounts<'_> {
+        DatasetCounts(&self.files)
     }
 
     /// Small files beside the segments, in a folder of this name under each directory.

@@ -327,7 +327,8 @@ impl Dirs {
         block.saturating_mul(blocks.saturating_add(u64::from(blocks > 4)))
     }
 
-    /// The same for a small file beside the segments: a block more is its share of the folder that it is in.
+    /// Bytes that a small file beside the segments (a sidecar) takes on the disk at most: its blocks, and one
+    /// more for its entry in the folder.
     pub fn sidecar_bytes(&self, bytes: u64) -> u64 {
         self.allocated_bytes(bytes).saturating_add(self.block_bytes())
     }

@@ -3,11 +3,12 @@
 
 use super::file::{FileKey, is_raw};
 use super::file_system::StampMark;
+use super::holdings::{Holdings, Occurrence};
 use super::map::Mapped;
 use super::prefixes::{PrefixLimit, PrefixQuotas};
 use super::quota::{Quotas, Reservation};
 use forebay_dataset::source::is_under;
-use forebay_proto::manifest::SegmentId;
+use forebay_proto::manifest::{DatasetId, SegmentId};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,6 +64,11 @@ impl Entry {
         self.map.as_ref().is_some_and(|m| Arc::strong_count(m) > 1 || m.is_in_use())
     }
 
+    /// Its bytes if it is pinned.
+    fn pinned_bytes(&self) -> u64 {
+        if self.pinned { self.bytes } else { 0 }
+    }
+
     /// Whether it may leave: it is neither pinned nor being read.
     pub fn may_leave(&self) -> bool {
         !self.pinned && !self.is_in_use()
@@ -109,10 +115,12 @@ pub struct RawFiles {
 pub struct Index {
     pub quotas: Quotas,
     pub prefixes: PrefixQuotas,
+    pub holdings: Holdings,
     /// The files of a segment lie side by side. In boxes, as a third of a map's places are empty.
     entries: BTreeMap<FileKey, Box<Entry>>,
     /// Of how many segments there are files.
     segments: usize,
+    pinned_bytes: u64,
     raw: RawFiles,
     /// Files being unlinked: nothing may take their names yet.
     going: HashSet<FileKey>,
@@ -180,12 +188,22 @@ impl Index {
 
     /// Bytes of files that are pinned.
     pub fn pinned_bytes(&self) -> u64 {
-        self.entries.values().filter(|e| e.pinned).map(|e| e.bytes).sum()
+        self.pinned_bytes
     }
 
     /// Says of every file whether it is pinned, by its object.
     pub fn set_pinned(&mut self, is_pinned: impl Fn(&str) -> bool) {
-        self.entries.values_mut().for_each(|e| e.pinned = is_pinned(&e.object));
+        self.pinned_bytes = 0;
+        for entry in self.entries.values_mut() {
+            entry.pinned = is_pinned(&entry.object);
+            self.pinned_bytes += entry.pinned_bytes();
+        }
+    }
+
+    /// Says how a segment occurs in a dataset whose segments are counted; `None`: it does so no more.
+    pub fn count(&mut self, dataset: DatasetId, id: SegmentId, occurrence: Option<Occurrence>) {
+        let is_held = self.holds(id, &[]);
+        self.holdings.set(dataset, id, occurrence, is_held);
     }
 
     /// Says whether a file leaves before those that are not replicas.
@@ -294,7 +312,11 @@ impl Index {
             self.raw.bytes += entry.bytes;
         }
         self.prefixes.add(&entry.object, entry.bytes);
-        self.segments += usize::from(!self.holds(key.id, &[]));
+        if !self.holds(key.id, &[]) {
+            self.segments += 1;
+            self.holdings.changed(key.id, true);
+        }
+        self.pinned_bytes += entry.pinned_bytes();
         self.entries.insert(key, Box::new(entry));
         replaced
     }
@@ -376,7 +398,11 @@ impl Index {
         let entry = *self.entries.remove(key)?;
         self.prefixes.remove(&entry.object, entry.bytes);
         self.maps -= usize::from(entry.map.is_some());
-        self.segments -= usize::from(!self.holds(key.id, &[]));
+        if !self.holds(key.id, &[]) {
+            self.segments -= 1;
+            self.holdings.changed(key.id, false);
+        }
+        self.pinned_bytes -= entry.pinned_bytes();
         if entry.raw {
             self.raw.files -= 1;
             self.raw.bytes -= entry.bytes;

@@ -8,7 +8,7 @@
 #![expect(unsafe_code, reason = "mapping a file is unsafe: somebody else could change it")]
 
 mod kept_files;
-pub mod pages;
+pub(super) mod pages;
 
 use super::file::{Unreadable, read_header, verify_body};
 use super::file_system::{Disk, Stamp, StampMark, Stat};

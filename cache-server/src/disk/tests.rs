@@ -2,6 +2,7 @@
 
 use super::dirs::{BLOCK_BYTES, FOLDER_GROWTH_BLOCKS, Health};
 use super::file::{Encoded, FileKey, Origin, Unsealed};
+use super::index::Entry;
 use super::policy::{Admit, Forecast, NextUse, Role};
 use super::*;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
@@ -46,6 +47,17 @@ impl DiskCache {
         for attempt in self.try_again(now) {
             assert!(attempt.has_ended(Duration::from_secs(60)), "the disk does not answer");
         }
+    }
+}
+
+/// Has the index hold a file of each segment, of which there is none on the disk.
+pub fn hold_without_files(cache: &DiskCache, ids: &[SegmentId]) {
+    let columns: Arc<[String]> = vec!["a".to_owned()].into();
+    let mut index = cache.files.index();
+    for id in ids {
+        let reservation = index.quotas.reserve(0, 1);
+        let entry = Entry { object: "s3://b/o".into(), columns: columns.clone(), ..Entry::default() };
+        index.insert(FileKey::new(*id, &columns), entry, reservation);
     }
 }
 

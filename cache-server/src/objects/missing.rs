@@ -1,6 +1,6 @@
 //! Objects that are not there. What the object store said is believed for a second, so that who asks for
-//! one again and again costs the store one request a second. One that has just come is seen after a second at
-//! most.
+//! one again and again costs the object store one request a second. One that has just come is seen after a
+//! second at most.
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};

@@ -4,7 +4,7 @@
 use super::missing::LastSecond;
 use crate::read::single_flight::SingleFlight;
 use forebay_dataset::ObjectReader;
-use forebay_dataset::source::{StoreAnswer, StoreRequest};
+use forebay_dataset::source::{ObjectStoreAnswer, ObjectStoreRequest};
 use forebay_proto::Result;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,22 +15,22 @@ const KEPT_MAX: usize = 1024;
 const KEPT_BYTES_MAX: usize = 4 << 10;
 
 /// The refusals of the last second.
-pub struct StoreRefusals {
+pub struct ObjectStoreRefusals {
     reader: ObjectReader,
-    kept: Arc<LastSecond<StoreAnswer>>,
-    asking: SingleFlight<String, StoreAnswer>,
+    kept: Arc<LastSecond<ObjectStoreAnswer>>,
+    asking: SingleFlight<String, ObjectStoreAnswer>,
     turns: Arc<Semaphore>,
 }
 
-impl StoreRefusals {
+impl ObjectStoreRefusals {
     /// Who asks waits for one of these turns: an answer may be long.
     pub fn new(reader: ObjectReader, turns: Arc<Semaphore>) -> Self {
         Self { reader, kept: Arc::new(LastSecond::new(KEPT_MAX)), asking: SingleFlight::default(), turns }
     }
 
-    /// What the store says to a request for a key. All requests for one key must be the same: they are told
-    /// the same within a second, if the key is not there.
-    pub async fn ask(&self, request: StoreRequest) -> Result<StoreAnswer> {
+    /// What the object store says to a request for a key. All requests for one key must be the same: they are
+    /// told the same within a second, if the key is not there.
+    pub async fn ask(&self, request: ObjectStoreRequest) -> Result<ObjectStoreAnswer> {
         let uri = format!("s3://{}/{}", request.bucket, request.key);
         let (reader, kept, turns) = (self.reader.clone(), self.kept.clone(), self.turns.clone());
         let key = uri.clone();

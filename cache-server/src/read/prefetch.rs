@@ -4,8 +4,9 @@
 //! says, shared by all jobs; at an epoch's end that goes on into the next. Of a dataset that the disk cache
 //! cannot hold it is a small part of the segments at most. It yields to demand: it uses a part of the memory
 //! for fills, its requests go behind those that somebody waits for, and it starts nothing while a read waits
-//! for memory. It fetches nothing that it could not keep: either the disk cache has free room, or room in
-//! transit is set aside first. A segment that is stored pushes out only those needed later, as with any fill.
+//! for memory. It fetches nothing that it could not keep: either the disk cache has free room, or room in the
+//! memory tier is set aside first. A segment that is stored pushes out only those needed later, as with any
+//! fill.
 //!
 //! [`Memory::ahead_bytes`]: crate::read::memory::Memory::ahead_bytes
 
@@ -15,6 +16,7 @@ use crate::read::plans::{Due, JobKey};
 use crate::runtime::blocking;
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{SegmentRun, Urgency};
+use forebay_proto::Backoff;
 use forebay_proto::manifest::{Manifest, SegmentId};
 use futures::FutureExt;
 use std::collections::HashMap;
@@ -31,8 +33,8 @@ const CONCURRENCY: usize = 16;
 /// segment is worth its place is decided when it is fetched, and long before its turn that is a guess.
 const ONE_AHEAD_OF: usize = 64;
 
-/// A segment that could not be fetched, or that nothing could hold, is left alone for this time: a reader who
-/// needs it tries, and is told.
+/// A segment that could not be fetched, or that nothing could hold, is left alone for this time at most: a
+/// reader who needs it tries, and is told. The nodes of a cluster do not all try again at once.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Decoded bytes of segments that are read in one request, about.
@@ -43,6 +45,7 @@ const RUN_BYTES: u64 = 128 << 20;
 struct PrefetchState {
     /// With the bytes that it may add to the disk cache.
     under_way: HashMap<SegmentId, u64>,
+    /// With the time until which each is left alone.
     failed: HashMap<SegmentId, Instant>,
 }
 
@@ -111,7 +114,7 @@ pub async fn run(cache: Arc<Cache>) {
         tokio::select! {
             () = moved => {}
             // A job that does not come back, and what failed a while ago: only time tells of these.
-            () = tokio::time::sleep(PAUSE) => {}
+            () = tokio::time::sleep(Backoff::once(PAUSE)) => {}
             Some(ended) = under_way.join_next() => if let Ok((id, is_held)) = ended {
                 state.ended(id, is_held);
             },
@@ -123,13 +126,14 @@ impl PrefetchState {
     fn ended(&mut self, id: SegmentId, is_held: bool) {
         self.under_way.remove(&id);
         if !is_held {
-            self.failed.insert(id, Instant::now());
+            self.failed.insert(id, Instant::now() + Backoff::once(PAUSE));
         }
     }
 
     /// What to start now.
     fn look(&mut self, of: &Cache) -> Vec<Start> {
-        self.failed.retain(|_, at| at.elapsed() < PAUSE);
+        let now = Instant::now();
+        self.failed.retain(|_, until| now < *until);
         let jobs = of.plans.jobs();
         let (mut starts, count) = (Vec::new(), jobs.len());
         for job in jobs {
@@ -266,6 +270,18 @@ fn runs<T: Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::manifest::Digest;
+
+    #[test]
+    fn what_failed_everywhere_is_not_tried_again_everywhere_at_once() {
+        let mut state = PrefetchState::default();
+        let began = Instant::now();
+        (0..50).for_each(|id| state.ended(SegmentId(Digest(id)), false));
+        let until = || state.failed.values().copied();
+        let (first, last) = (until().min().unwrap(), until().max().unwrap());
+        assert!(first >= began + PAUSE / 2 && last <= Instant::now() + PAUSE);
+        assert!(last - first > PAUSE / 8, "all after the same pause");
+    }
 
     #[test]
     fn bytes_and_a_share_of_the_segments_bound_what_is_ahead() {

@@ -6,7 +6,7 @@ mod status;
 
 use super::guard::{caller, may_use};
 use super::list_parts::ListTurns;
-use super::visible;
+use super::{Reply, visible};
 use crate::auth::caller::Caller;
 use crate::datasets::OpenDataset;
 use crate::node::Node;
@@ -41,8 +41,6 @@ impl Control {
         Self { node, stop, draining: Arc::default(), lists: ListTurns::default() }
     }
 }
-
-type Reply<T> = Result<Response<T>, Status>;
 
 /// Freezes the dataset of a request.
 async fn opened(

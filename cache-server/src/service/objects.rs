@@ -4,6 +4,7 @@ use crate::node::Node;
 use crate::objects::{MissingAge, ObjectPiece, ObjectStream, Toll};
 use crate::read::block::{self, Block};
 use crate::read::block_reader::BlockReader;
+use crate::service::Reply;
 use crate::service::fetch_limit::toll;
 use crate::service::gate::{Pass, draining};
 use crate::service::guard::{caller, may_use, may_use_object};
@@ -35,8 +36,6 @@ pub struct ObjectService {
     /// Ends fills.
     pub stop: CancellationToken,
 }
-
-type Reply<T> = std::result::Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Service for ObjectService {

@@ -1,5 +1,6 @@
 //! `forebay.v1.Peer`: what other nodes ask.
 
+use super::Reply;
 use crate::auth::caller::Caller;
 use crate::node::Node;
 use crate::read::block::Block;
@@ -33,8 +34,6 @@ impl PeerService {
         SegmentExchange(self.0.cache.clone())
     }
 }
-
-type Reply<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Service for PeerService {
@@ -86,8 +85,8 @@ impl Service for PeerService {
             })
         });
         let node = self.0.clone();
-        // Paid for as one: a saturated node would let each piece wait behind all its readers, and so be
-        // saturated longer.
+        // The whole file waits once for the node's rate limit. If each chunk did, a busy node would make each
+        // chunk queue behind all of its readers, and would hold the file in memory for longer.
         node.hot.throttle(file_bytes).await;
         let sent = futures::stream::iter(chunks).map(move |data| {
             // The first chunk says how long the file is.

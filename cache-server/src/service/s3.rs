@@ -1,4 +1,5 @@
-//! The endpoint for clients of S3: objects through the cache, everything else in the store's own words.
+//! The endpoint for clients of S3: objects through the cache, everything else in the object store's own
+//! words.
 //!
 //! It reads only. GET and HEAD of objects are answered from a version and its blocks ([`object`]); listings,
 //! locations and attributes are the object store's own answers ([`store`]), so they are right in all that

@@ -3,7 +3,7 @@
 
 use super::guard::caller;
 use super::list_parts::ListTurns;
-use super::visible;
+use super::{Reply, visible};
 use crate::auth::caller::Caller;
 use crate::cluster::membership::Membership;
 use crate::runtime::blocking;
@@ -13,7 +13,7 @@ use forebay_proto::v1;
 use forebay_proto::v1::snapshots_server::Snapshots;
 use forebay_proto::{Error, Kind, Result};
 use std::sync::Arc;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Streaming};
 
 /// Answers from etcd, as membership reaches it.
 pub struct SnapshotService {
@@ -72,8 +72,6 @@ impl SnapshotService {
 fn sees(caller: &Caller, snapshot: &v1::Snapshot) -> bool {
     caller.is_operator() || snapshot.dataset.as_ref().is_some_and(|spec| visible::sees_spec(caller, spec))
 }
-
-type Reply<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Snapshots for SnapshotService {

@@ -14,7 +14,7 @@ pub fn status(caller: &Caller, whole: v1::StatusReply) -> v1::StatusReply {
     let membership = membership.map(|membership| v1::MembershipStatus { error: String::new(), ..membership });
     pins.retain(|uri| caller.covers(uri));
     let rest = match caller.sees_figures() {
-        true => v1::StatusReply { store_error: String::new(), dirs: Vec::new(), ..whole },
+        true => v1::StatusReply { object_store_error: String::new(), dirs: Vec::new(), ..whole },
         false => v1::StatusReply::default(),
     };
     v1::StatusReply { node, version, uptime_s, datasets, pins, membership, ..rest }

@@ -32,7 +32,8 @@ impl Replicas {
         let request = v1::SetReplicasRequest { uri: uri.clone(), replicas };
         check_uri(uri.as_str()).map_err(usage)?;
         let endpoints = self.endpoint.endpoints().map_err(usage)?;
-        // The default can be had back for data that is gone. A store that does not answer keeps nobody.
+        // The default can be had back for data that is gone. An object store that does not answer keeps
+        // nobody.
         let checks = replicas > 0 && !self.ahead;
         if checks && is_empty(&Access::Endpoint(endpoints.clone()), &uri).await == Some(true) {
             return Err(Error::not_found(format!(

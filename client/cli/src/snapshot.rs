@@ -7,7 +7,7 @@ use crate::open::open;
 use crate::output::{Out, write_json};
 use clap::{Args, Subcommand};
 use forebay_client::args::{AccessArgs, EndpointArgs};
-use forebay_client::snapshot::{SnapshotName, SnapshotStore, folder, json};
+use forebay_client::snapshot::{SnapshotName, Snapshots, folder, json};
 use forebay_client::{DatasetSpec, Endpoints};
 use forebay_proto::{Result as Outcome, v1};
 use serde_json::{Value, json as value};
@@ -103,34 +103,35 @@ impl Snapshot {
 
 impl Home {
     /// Where a snapshot is, and its name there. `cache` is asked for only where a cache keeps it.
-    fn of(&self, name: &str, cache: impl FnOnce() -> Outcome<Endpoints>) -> Outcome<(SnapshotStore, String)> {
+    fn of(&self, name: &str, cache: impl FnOnce() -> Outcome<Endpoints>) -> Outcome<(Snapshots, String)> {
         let named = SnapshotName::parse(name)?;
-        let store = store(named.folder(self.dir.as_deref()), cache)?;
-        Ok((store, named.name))
+        let snapshots = snapshots(named.folder(self.dir.as_deref()), cache)?;
+        Ok((snapshots, named.name))
     }
 }
 
-fn store(folder: Option<PathBuf>, cache: impl FnOnce() -> Outcome<Endpoints>) -> Outcome<SnapshotStore> {
+fn snapshots(folder: Option<PathBuf>, cache: impl FnOnce() -> Outcome<Endpoints>) -> Outcome<Snapshots> {
     match folder {
-        Some(folder) => Ok(SnapshotStore::Folder(folder)),
-        None => cache().map(SnapshotStore::Cache),
+        Some(folder) => Ok(Snapshots::Folder(folder)),
+        None => cache().map(Snapshots::Cache),
     }
 }
 
 impl Save {
     async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         // Before anything is read: a name that will not do, or nowhere to keep it.
-        let (store, name) = self.home.of(&self.name, || self.access.endpoint.endpoints()).map_err(usage)?;
+        let (snapshots, name) =
+            self.home.of(&self.name, || self.access.endpoint.endpoints()).map_err(usage)?;
         let spec = DatasetSpec { version_ids: true, ..self.dataset.clone() };
         let dataset = open(&self.access.access().map_err(usage)?, &spec).await?;
         let snapshot = dataset.snapshot(&name)?;
-        store.save(snapshot.clone()).await?;
+        snapshots.save(snapshot.clone()).await?;
         if self.json {
             let mut saved = summary(&snapshot);
             saved["version_ids"] = has_version_ids(&snapshot).into();
             return write_json(out, &saved);
         }
-        let uri = uri(&store, &self.name, self.home.dir.as_deref());
+        let uri = uri(&snapshots, &self.name, self.home.dir.as_deref());
         writeln!(
             out,
             "{uri}: version {} of {}, {} in {}{}",
@@ -138,16 +139,19 @@ impl Save {
             dataset.manifest.version_uri(),
             figures::of(snapshot.rows, "row"),
             figures::of(snapshot.objects, "object"),
-            if has_version_ids(&snapshot) { ", which the store keeps when they are overwritten" } else { "" }
+            match has_version_ids(&snapshot) {
+                true => ", which the object store keeps when they are overwritten",
+                false => "",
+            }
         )?;
         Ok(())
     }
 }
 
 /// What reads a snapshot from now on.
-fn uri(store: &SnapshotStore, name: &str, flag: Option<&Path>) -> String {
-    match (store, flag) {
-        (SnapshotStore::Folder(folder), Some(_)) if !name.contains('/') => {
+fn uri(snapshots: &Snapshots, name: &str, flag: Option<&Path>) -> String {
+    match (snapshots, flag) {
+        (Snapshots::Folder(folder), Some(_)) if !name.contains('/') => {
             format!("snapshot:{}/{name}", folder.display())
         }
         _ => format!("snapshot:{}", name.trim_start_matches("snapshot:")),
@@ -156,8 +160,8 @@ fn uri(store: &SnapshotStore, name: &str, flag: Option<&Path>) -> String {
 
 impl List {
     async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let store = store(folder(self.home.dir.as_deref()), || self.endpoint.endpoints())?;
-        let all = store.list().await?;
+        let snapshots = snapshots(folder(self.home.dir.as_deref()), || self.endpoint.endpoints())?;
+        let all = snapshots.list().await?;
         if self.json {
             let all: Vec<Value> = all.iter().map(summary).collect();
             return write_json(out, &value!({ "snapshots": all }));
@@ -178,8 +182,8 @@ impl List {
 
 impl Show {
     async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let (store, name) = self.home.of(&self.name, || self.endpoint.endpoints()).map_err(usage)?;
-        let snapshot = store.get(&name).await?;
+        let (snapshots, name) = self.home.of(&self.name, || self.endpoint.endpoints()).map_err(usage)?;
+        let snapshot = snapshots.get(&name).await?;
         if self.json {
             return write_json(out, &json(&snapshot));
         }
@@ -199,8 +203,8 @@ impl Show {
 
 impl Remove {
     async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let (store, name) = self.home.of(&self.name, || self.endpoint.endpoints()).map_err(usage)?;
-        store.remove(&name).await?;
+        let (snapshots, name) = self.home.of(&self.name, || self.endpoint.endpoints()).map_err(usage)?;
+        snapshots.remove(&name).await?;
         Ok(writeln!(out, "{name}: removed")?)
     }
 }

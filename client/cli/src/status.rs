@@ -30,7 +30,7 @@ const FIGURES: [&str; 7] = [
     "pinned_bytes",
     "segments_hot",
     "load",
-    "store_silent_s",
+    "object_store_silent_s",
 ];
 
 /// Says what a node holds and has done.
@@ -195,13 +195,13 @@ fn work_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
     let [requests, footer_requests] = [c.s3_requests, c.s3_footer_requests].map(|n| of(n, "request"));
     let retries = plural(c.s3_retries, "retry", "retries");
     let [parquet, arrow, written, served] =
-        [c.parquet_bytes_decoded, c.arrow_bytes_decoded, c.store_bytes_written, c.bytes_served].map(bytes);
+        [c.parquet_bytes_decoded, c.arrow_bytes_decoded, c.disk_bytes_written, c.bytes_served].map(bytes);
     let (hits, misses) = (of(c.hits, "hit"), plural(c.misses, "miss", "misses"));
     let (evictions, rows, streams) =
         (of(c.evictions, "eviction"), of(c.rows_served, "row"), of(c.streams, "stream"));
     let [joins, corrupt, plans, bypassed] =
         [c.joins, c.corrupt_segments, c.plans_announced, c.bypassed].map(count);
-    let [fills, transit, messages, memory, resident] =
+    let [fills, tier, messages, memory, resident] =
         [m.fills_bytes, m.transit_bytes, m.streams_bytes, m.limit_bytes, m.resident_bytes].map(bytes);
     vec![
         ("holds", format!("{used} of {limit} in {}", of(s.segments_held, "segment"))),
@@ -225,7 +225,7 @@ fn work_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
         (
             "memory",
             format!(
-                "fills {fills}, in transit {transit}, messages {messages} of {memory}; resident {resident}"
+                "fills {fills}, memory tier {tier}, messages {messages} of {memory}; resident {resident}"
             ),
         ),
         ("served", format!("{rows}, {served}, {streams}")),
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(json["counters"].as_object().unwrap().len(), 23);
         assert!(text.contains("peers     5.00 kB in 2 segments taken, 0 B given\n"), "{text}");
         assert_eq!(json["datasets"][0]["replicas"], 2);
-        assert!(text.contains("in transit 1.00 MB, messages 0 B of 8.00 MB"), "{text}");
+        assert!(text.contains("memory tier 1.00 MB, messages 0 B of 8.00 MB"), "{text}");
         assert_eq!(json["memory"]["transit_bytes"], 1_000_000);
         assert_eq!(json["datasets"][0]["digest"], "ab".repeat(16));
     }

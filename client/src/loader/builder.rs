@@ -375,18 +375,23 @@ mod tests {
         assert!(builder.claim(0, 0));
         let bytes = LENGTH * ROWS as usize;
         let at = builder.reserve(0, bytes, ROWS as usize, &pool);
-        assert!(builder.land(0, at, bytes, |place| place.fill(7)));
+        let mut landed_at = std::ptr::null();
+        assert!(builder.land(0, at, bytes, |place| {
+            place.fill(7);
+            landed_at = place.as_ptr();
+        }));
         builder.commit(landed(&builder, LENGTH), &schema, &pool).unwrap();
         assert!(!builder.land(0, at, bytes, |place| place.fill(8)), "rows that come late change nothing");
         builder.release(0);
         let (batch, _) = builder.take().unwrap();
         let (values, wanted) = (batch.columns.column(0).as_binary::<i32>().clone(), vec![7; LENGTH]);
         assert!(values.iter().all(|value| value == Some(&wanted[..])));
-        assert_eq!(pool.idle_bytes(), 0, "the batch has the memory in which the values landed");
+        assert_eq!(values.value_data().as_ptr(), landed_at, "the memory in which the values landed");
+        let is_back = || pool.take(bytes).as_slice().as_ptr() == landed_at;
         drop((batch, builder));
-        assert_eq!(pool.idle_bytes(), 0, "an array of it is left");
+        assert!(!is_back(), "an array of it is left");
         drop(values);
-        assert!(pool.idle_bytes() >= bytes, "{} bytes came back", pool.idle_bytes());
+        assert!(is_back(), "the pool has it again");
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! The files that were read last, as far as they fit: one file has the deletion vectors of many objects.
+//!
+//! Exactly those, which `quick_cache` does not promise: it turns a file away that is larger than all may be
+//! together, and it may drop the one that was read last for others that were read before.
 
 use bytes::Bytes;
 use std::collections::VecDeque;

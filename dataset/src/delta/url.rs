@@ -24,7 +24,7 @@ pub(super) fn uri(url: &Url) -> Result<String> {
 }
 
 /// The key below `root` of an object that the log names; of one outside of it, as a shallow clone has, its
-/// URI. `Denied` if that is in another kind of store.
+/// URI. `Denied` if that is in another kind of object store.
 pub(super) fn key(root: &str, path: &str) -> Result<String> {
     let path = decoded(path)?;
     let uri = match path.split_once(':') {
@@ -50,7 +50,7 @@ pub(super) fn check_store(root: &str, uri: &str) -> Result<()> {
     match scheme(root) == scheme(uri) {
         true => Ok(()),
         false => Err(Error::denied(format!(
-            "its log names {uri}, which lies in another store than {root} (a shallow clone?): read the table that it is a \
+            "its log names {uri}, which lies in another object store than {root} (a shallow clone?): read the table that it is a \
              clone of, or clone it deeply"
         ))),
     }

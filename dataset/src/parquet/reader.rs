@@ -13,7 +13,7 @@ use crate::priority::PrioritySemaphore;
 use crate::schema::from_ipc;
 use crate::selection::Selection;
 use crate::source::{
-    ObjectGuard, Place, Source, SourceCounters, SourceObject, SourceSettings, StoreSilence, normalise,
+    ObjectGuard, ObjectStoreSilence, Place, Source, SourceCounters, SourceObject, SourceSettings, normalise,
 };
 use crate::urgency::Urgency;
 use arrow::array::RecordBatch;
@@ -87,7 +87,7 @@ impl SegmentReader {
     }
 
     /// For how long the object stores have given nothing to those who wait for them; none if nobody waits.
-    pub fn store_silence(&self) -> Option<StoreSilence> {
+    pub fn silence(&self) -> Option<ObjectStoreSilence> {
         self.source.silence()
     }
 
@@ -127,8 +127,8 @@ impl SegmentReader {
         freeze::freeze(Tools { source, footers, decoders, filtering }, selection, known).await
     }
 
-    /// The manifest with the store's ids of its objects' versions, by a HEAD for each; as it is
-    /// if the store keeps no versions of the first one, or a table's log says which objects there are.
+    /// The manifest with the object store's ids of its objects' versions, by a HEAD for each; as it is if the
+    /// object store keeps no versions of the first one, or a table's log says which objects there are.
     ///
     /// # Errors
     /// `Changed` or `NotFound` if an object is no longer that of the manifest.

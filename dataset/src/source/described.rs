@@ -1,4 +1,4 @@
-//! What an S3 store says of an object in the headers of a HEAD, beyond size, time and ETag.
+//! What an object store (S3) says of an object in the headers of a HEAD, beyond size, time and ETag.
 
 use forebay_proto::object::HEADERS_BYTES_MAX;
 use http::HeaderMap;

@@ -1,9 +1,9 @@
 //! Versions that an object store keeps after their objects were overwritten or deleted.
 //!
 //! A frozen object is asked for as the current one, with `If-Match`. If it is that no more, and the
-//! manifest knows the store's id of its version, it is asked for by this id, at once the next time. Either
-//! way its tag must be the frozen one. Asking by ids needs a permission of its own (`s3:GetObjectVersion`),
-//! so who reads objects that nobody touched does not need it.
+//! manifest knows the object store's id of its version, it is asked for by this id, at once the next time.
+//! Either way its tag must be the frozen one. Asking by ids needs a permission of its own
+//! (`s3:GetObjectVersion`), so who reads objects that nobody touched does not need it.
 
 use super::object::SourceObject;
 use forebay_proto::hash::xxh3_64;

@@ -70,7 +70,7 @@ pub(crate) struct SourceObject {
     /// The tag of the version, without quotes.
     pub etag: String,
     pub size: u64,
-    /// What the store calls the version; empty where that is not known, or it keeps none.
+    /// What the object store calls the version; empty where that is not known, or it keeps none.
     pub version_id: String,
 }
 
@@ -80,8 +80,8 @@ impl SourceObject {
         format!("\"{}\"", self.etag)
     }
 
-    /// An answer that says it is of another version, or of another length, is none: some stores know no
-    /// `If-Match`.
+    /// An answer that says it is of another version, or of another length, is none: some object stores know
+    /// no `If-Match`.
     pub(super) fn check_answer(&self, meta: &ObjectMeta) -> object_store::Result<()> {
         let bare = |tag: &str| tag.trim_start_matches("W/").trim_matches('"').to_owned();
         let is_other = meta.e_tag.as_deref().is_some_and(|tag| bare(tag) != bare(&self.etag));

@@ -9,7 +9,7 @@ use super::limits::{Limits, Pass};
 use super::object::Place;
 use super::retry::RetryBudget;
 use super::settings::SourceSettings;
-use super::silence::{Silence, StoreWait};
+use super::silence::{ObjectStoreWait, Silence};
 use crate::urgency::Urgency;
 use forebay_proto::{Backoff, Error, Kind, Result};
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,7 +48,7 @@ pub(super) struct Request<'a> {
     waits: Backoff,
     first_failure: Option<Instant>,
     last: Option<Error>,
-    _waiting: StoreWait<'a>,
+    _waiting: ObjectStoreWait<'a>,
 }
 
 impl<'a> Request<'a> {

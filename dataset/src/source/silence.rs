@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Requests that wait for the store, from their first attempt to their end.
+/// Requests that wait for the object store, from their first attempt to their end.
 #[derive(Debug, Default)]
 pub(super) struct Silence(Mutex<Requested>);
 
@@ -16,9 +16,9 @@ struct Requested {
     error: Option<String>,
 }
 
-/// For how long a store has said nothing of use.
+/// For how long an object store has said nothing of use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreSilence {
+pub struct ObjectStoreSilence {
     /// Since the last byte, or since a request began.
     pub lasting: Duration,
     /// What went wrong meanwhile; empty if there simply was no answer.
@@ -26,17 +26,17 @@ pub struct StoreSilence {
 }
 
 /// One request; it waits no more when this is dropped.
-pub(super) struct StoreWait<'a>(&'a Silence);
+pub(super) struct ObjectStoreWait<'a>(&'a Silence);
 
 impl Silence {
-    pub(super) fn begin(&self) -> StoreWait<'_> {
+    pub(super) fn begin(&self) -> ObjectStoreWait<'_> {
         let mut requested = self.0.lock();
         requested.waiting += 1;
         if requested.waiting == 1 {
             requested.heard = Some(Instant::now());
             requested.error = None;
         }
-        StoreWait(self)
+        ObjectStoreWait(self)
     }
 
     /// Something came.
@@ -50,15 +50,16 @@ impl Silence {
         self.0.lock().error = Some(error.to_owned());
     }
 
-    /// None if nobody waits for the store.
-    pub(super) fn get(&self) -> Option<StoreSilence> {
+    /// None if nobody waits for the object store.
+    pub(super) fn get(&self) -> Option<ObjectStoreSilence> {
         let requested = self.0.lock();
         let heard = requested.heard.filter(|_| requested.waiting > 0)?;
-        Some(StoreSilence { lasting: heard.elapsed(), error: requested.error.clone().unwrap_or_default() })
+        let error = requested.error.clone().unwrap_or_default();
+        Some(ObjectStoreSilence { lasting: heard.elapsed(), error })
     }
 }
 
-impl Drop for StoreWait<'_> {
+impl Drop for ObjectStoreWait<'_> {
     fn drop(&mut self) {
         self.0.0.lock().waiting -= 1;
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A bucket was opened: there are few stores, however many buckets they have.
+/// A bucket was opened: there are few object stores, however many buckets they have.
 pub(super) fn note(endpoint: &Endpoint) {
     let host = endpoint.name.split_once("://").map(|(_, host)| host.trim_end_matches('/').to_owned());
     let all = [Some(endpoint.name.clone()), host, endpoint.key_id.clone()];

@@ -1,6 +1,6 @@
-//! Requests to an S3 store in its own words, for what a node answers as the store does: listings in all
-//! their forms, attributes, parts, keys that are no paths. Answers are short, and never of more than
-//! [`BODY_BYTES_MAX`].
+//! Requests to an object store (S3) in its own words, for what a node answers as the object store does:
+//! listings in all their forms, attributes, parts, keys that are no paths. Answers are short, and never of
+//! more than [`BODY_BYTES_MAX`].
 
 use super::described::Described;
 use bytes::{Bytes, BytesMut};
@@ -21,9 +21,9 @@ pub const BODY_BYTES_MAX: u64 = 8 << 20;
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 const PATH: &AsciiSet = &QUERY.remove(b'/');
 
-/// A question to an S3 store.
+/// A question to an object store, by the rules of S3.
 #[derive(Debug, Clone)]
-pub struct StoreRequest {
+pub struct ObjectStoreRequest {
     /// GET or HEAD.
     pub method: Method,
     /// By its name.
@@ -36,9 +36,9 @@ pub struct StoreRequest {
     pub headers: HeaderMap,
 }
 
-/// What the store said, refusals too.
+/// What the object store said, refusals too.
 #[derive(Debug, Clone)]
-pub struct StoreAnswer {
+pub struct ObjectStoreAnswer {
     /// Of HTTP.
     pub status: u16,
     /// As they came; that of the length only of a HEAD.
@@ -57,8 +57,8 @@ pub(super) struct Verbatim {
 }
 
 impl Verbatim {
-    /// Asks once. No error is what the store refuses; that it is busy is one.
-    pub(super) async fn send(&self, wanted: &StoreRequest) -> object_store::Result<StoreAnswer> {
+    /// Asks once. No error is what the object store refuses; that it is busy is one.
+    pub(super) async fn send(&self, wanted: &ObjectStoreRequest) -> object_store::Result<ObjectStoreAnswer> {
         let mut request = self.request(wanted)?;
         if let Some(credentials) = &self.credentials {
             let credential = credentials.get_credential().await?;
@@ -81,10 +81,10 @@ impl Verbatim {
         if wanted.method != Method::HEAD {
             headers.remove(CONTENT_LENGTH);
         }
-        Ok(StoreAnswer { status, headers, body: body.freeze() })
+        Ok(ObjectStoreAnswer { status, headers, body: body.freeze() })
     }
 
-    fn request(&self, wanted: &StoreRequest) -> object_store::Result<HttpRequest> {
+    fn request(&self, wanted: &ObjectStoreRequest) -> object_store::Result<HttpRequest> {
         let mut url = format!("{}/{}", self.url, utf8_percent_encode(&wanted.key, PATH));
         for (n, (name, value)) in wanted.query.iter().enumerate() {
             url.push(if n == 0 { '?' } else { '&' });
@@ -100,7 +100,7 @@ impl Verbatim {
     }
 }
 
-impl StoreAnswer {
+impl ObjectStoreAnswer {
     /// A header of text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()

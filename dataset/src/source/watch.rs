@@ -1,5 +1,5 @@
-//! The HTTP client under an S3 store, watched for what `object_store` drops: the region that a server says a
-//! bucket is in, the checksums and headers that it keeps of objects, and its clock.
+//! The HTTP client to an object store (S3), watched for what the crate `object_store` drops: the region that
+//! a server says a bucket is in, the checksums and headers that it keeps of objects, and its clock.
 
 use super::checksum::Offered;
 use super::described::Described;

@@ -55,7 +55,7 @@ impl Message {
     fn of(header: Bytes, body: Vec<Bytes>, mut meta: v1::MessageMeta, pool: &MessagePool) -> Result<Self> {
         let (body, is_shared) = pool.place(body);
         let (bytes, rows) =
-            (body.iter().map(Bytes::len).sum::<usize>(), meta.row_runs().map(|r| r.rows).sum::<u32>());
+            (body.iter().map(Bytes::len).sum::<usize>(), meta.row_runs()?.map(|r| r.rows).sum::<u32>());
         if bytes > MESSAGE_BYTES_MAX {
             return Err(Error::invalid(format!(
                 "{rows} rows have {bytes} bytes, and a message can have {MESSAGE_BYTES_MAX}: leave out the column \
@@ -73,7 +73,7 @@ impl Message {
 
     /// The rows by step and segment.
     pub fn row_runs(&self) -> impl Iterator<Item = RowRun> + '_ {
-        self.meta.iter().flat_map(v1::MessageMeta::row_runs)
+        self.meta.iter().filter_map(|meta| meta.row_runs().ok()).flatten()
     }
 
     /// FlightData's `app_metadata`; empty for the schema.

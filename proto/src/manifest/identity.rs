@@ -149,12 +149,7 @@ pub(super) fn version(
     let mut h = Hash128::default();
     h.update(&format_of(shape, filter).to_le_bytes());
     put(&mut h, schema);
-    h.update(&(objects.len() as u64).to_le_bytes());
-    for o in objects {
-        put(&mut h, o.key.as_bytes());
-        put(&mut h, o.etag.as_bytes());
-        h.update(&o.size.to_le_bytes());
-    }
+    put_objects(&mut h, objects);
     h.update(&(segments.len() as u64).to_le_bytes());
     for s in segments {
         h.update(&s.object.to_le_bytes());
@@ -190,6 +185,13 @@ pub(super) fn version(
     Digest(h.digest())
 }
 
+/// xxh3-128 over the objects, as in [`version`].
+pub(super) fn objects(objects: &[Object]) -> Digest {
+    let mut h = Hash128::default();
+    put_objects(&mut h, objects);
+    Digest(h.digest())
+}
+
 /// The format of a manifest with this shape and this filter.
 pub(super) fn format_of(shape: Option<&Shape>, filter: Option<&Filter>) -> u32 {
     match (filter, shape) {
@@ -205,6 +207,15 @@ pub(super) fn sizes_hash(segments: &[Segment]) -> u64 {
     let mut h = Hash64::default();
     segments.iter().for_each(|s| h.update(&s.decoded_bytes.to_le_bytes()));
     h.digest()
+}
+
+fn put_objects(h: &mut Hash128, objects: &[Object]) {
+    h.update(&(objects.len() as u64).to_le_bytes());
+    for o in objects {
+        put(h, o.key.as_bytes());
+        put(h, o.etag.as_bytes());
+        h.update(&o.size.to_le_bytes());
+    }
 }
 
 fn put(h: &mut Hash128, bytes: &[u8]) {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::v1;
+use crate::view::Split;
 
 fn sample() -> Manifest {
     let o = |k: &str| Object { key: k.into(), etag: format!("e-{k}"), size: 100, ..Default::default() };
@@ -26,6 +27,29 @@ fn survives_the_wire_and_notices_tampering() {
     let mut bad = w;
     bad.segments.as_mut().unwrap().rows[0] += 1;
     assert_eq!(Manifest::try_from(bad).unwrap_err().kind, crate::Kind::Corrupt);
+}
+
+#[test]
+fn objects_are_compared_in_their_versions_whatever_the_segments_are() {
+    let m = sample();
+    let split = m.split(&"0:5".parse::<Split>().unwrap()).unwrap();
+    assert!(m.has_objects_of(&split) && split.has_objects_of(&m));
+    assert!(m.is_whole() && !split.is_whole());
+    assert!(m.clone().with_version_ids(vec!["v".into(); 3]).has_objects_of(&m));
+    let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes: 8 };
+    let changed = |change: fn(&mut Vec<Object>)| {
+        let mut objects = m.objects().to_vec();
+        change(&mut objects);
+        Manifest::new("s3://other", 1, vec![], objects, &[size]).unwrap().has_objects_of(&m)
+    };
+    assert!(changed(|_| ()));
+    let changes: [fn(&mut Vec<Object>); 4] = [
+        |objects| objects[1].key.push('x'),
+        |objects| objects[1].etag.push('x'),
+        |objects| objects[2].size += 1,
+        |objects| drop(objects.pop()),
+    ];
+    assert!(!changes.into_iter().any(changed));
 }
 
 #[test]

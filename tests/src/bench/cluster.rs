@@ -66,8 +66,8 @@ pub struct ClusterOptions {
     /// Where the report goes.
     #[arg(long, default_value = "target/bench")]
     folder: PathBuf,
-    /// For tests on machines that stall: a factor on all promised times. Above 1 half of a lost node's
-    /// segments may be read from S3 again, as a node that stalls is passed over like a dead one.
+    /// For tests on machines that stall: a factor on all promised times. Above 1 segments may be read from S3
+    /// again that nodes did not get from others in time, as many as they count.
     #[arg(long, default_value_t = 1.0, hide = true)]
     slack: f64,
 }

@@ -15,7 +15,7 @@ pub mod kills;
 mod memory;
 mod narrow;
 pub(super) mod node;
-mod outages;
+pub mod outages;
 mod replay;
 pub mod restart;
 mod ticker;
@@ -147,7 +147,7 @@ fn one(part: Part, runtime: &Runtime, options: &DiskOptions) -> anyhow::Result<F
             runtime,
             &faults::FaultsSettings {
                 segments: share(64, 32),
-                outage_s: share(30, 3),
+                outage_s: share(30, 8),
                 trainer: true,
                 seed: options.seed,
             },
@@ -159,6 +159,7 @@ fn one(part: Part, runtime: &Runtime, options: &DiskOptions) -> anyhow::Result<F
                 outage_s: share(30, 8),
                 request_timeout_s: share(30, 5),
                 trainer: true,
+                hasty: true,
                 seed: options.seed,
             },
         ),

@@ -1,6 +1,6 @@
-//! `make bench-raw`: any object, mostly by the S3 endpoint. Whether its answers are the store's, also after
-//! kills and while objects change; how fast it reads beside nginx's slice cache, raw TCP, a bare hyper and
-//! direct reads, and what it costs a training job beside it.
+//! `make bench-raw`: any object, mostly by the S3 endpoint. Whether its answers are the object store's, also
+//! after kills and while objects change; how fast it reads beside nginx's slice cache, raw TCP, a bare hyper
+//! and direct reads, and what it costs a training job beside it.
 //!
 //! Nothing here is changed once figures were seen: a new measurement is a new row.
 
@@ -57,9 +57,9 @@ pub struct RawOptions {
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum RawPart {
-    /// Answers beside the store's.
+    /// Answers beside the object store's.
     Differential,
-    /// Bytes that leave the store.
+    /// Bytes that leave the object store.
     Amplification,
     /// Reads of what the node holds.
     Warm,

@@ -36,8 +36,8 @@ use subject::Target;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-bench-warm", version)]
 pub struct WarmOptions {
-    /// Only these shapes of rows, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "store")]
+    /// Only these shapes of rows, X, T, B or N, separated by commas.
+    #[arg(long, value_parser = shape::named, value_delimiter = ',', conflicts_with = "store")]
     only: Vec<Shape>,
     /// Only these subjects, separated by commas: names as in the report, or their ends, as in `T.window16`.
     #[arg(long, value_delimiter = ',', conflicts_with = "store")]
@@ -89,6 +89,7 @@ struct Chosen {
     subjects: Vec<Subject>,
     /// Those of them that are read with the content digest too.
     verified: Vec<Subject>,
+    /// Never N.
     decoded: Vec<Shape>,
     waiting: bool,
 }
@@ -106,14 +107,16 @@ pub fn run(options: &WarmOptions) -> anyhow::Result<bool> {
 
 impl WarmOptions {
     fn chosen(&self) -> anyhow::Result<Chosen> {
-        let mut decoded: Vec<_> = wanted(&self.only).collect();
-        let mut subjects = Subject::all(&decoded, &self.ranks, &self.fd_ranks);
+        let is_wanted = |shape: &Shape| self.only.is_empty() || self.only.contains(shape);
+        let shapes: Vec<_> = Shape::ALL.into_iter().filter(is_wanted).collect();
+        let mut subjects = Subject::all(&shapes, &self.ranks, &self.fd_ranks);
         let is_verified =
             |subject: &Subject| subject.verified_name().is_some_and(|name| self.is_named(&name));
         let verified: Vec<_> = subjects.iter().copied().filter(is_verified).collect();
         // The price is over the same without.
         subjects.retain(|subject| self.is_named(&subject.name()) || verified.contains(subject));
-        decoded.retain(|shape| self.is_named(&decode::name(*shape)));
+        let decoded: Vec<_> =
+            wanted(&self.only).filter(|shape| self.is_named(&decode::name(*shape))).collect();
         let waiting = self.waiting || !self.subjects.is_empty() && self.is_named(waiting::NAME);
         let is_none = subjects.is_empty() && decoded.is_empty() && !waiting;
         anyhow::ensure!(!is_none, "no subject is called {}", self.subjects.join(" or "));
@@ -184,7 +187,7 @@ fn subjects_go_by_the_ends_of_their_names() {
         anyhow::Ok(names.collect::<Vec<_>>().join(" "))
     };
     let all = chosen(&[]).expect("all");
-    assert_eq!(all.split(' ').count(), 24 + 3 + 3);
+    assert_eq!(all.split(' ').count(), 24 + 4 + 3 + 3);
     assert_eq!(chosen(&["--waiting"]).expect("all and more"), format!("{all} warm.waiting"));
     assert_eq!(chosen(&["--subjects", "waiting"]).expect("it alone"), "warm.waiting");
     assert_eq!(
@@ -205,10 +208,15 @@ fn subjects_go_by_the_ends_of_their_names() {
             .expect("of 8 ranks"),
         "warm.grpc.B.window16.8ranks warm.fd.B.window16.8ranks"
     );
+    assert_eq!(
+        chosen(&["--only", "n", "--ranks", "4"]).expect("of one rank, and not decoded"),
+        "warm.grpc.N.sequential warm.fd.N.sequential warm.grpc.N.window16 warm.fd.N.window16"
+    );
     assert_eq!(chosen(&["--subjects", "decode.T"]).expect("no epoch"), "decode.T");
     assert!(chosen(&["--only", "B", "--subjects", "T.window16"]).is_err());
     let is_refused =
         |arguments: &[&str]| WarmOptions::try_parse_from([&["bench"], arguments].concat()).is_err();
     assert!(is_refused(&["--store", "--check"]) && is_refused(&["--store", "--scale", "0.5"]));
-    assert!(!is_refused(&["--store"]) && !is_refused(&["--check", "--only", "B"]));
+    assert!(!is_refused(&["--store"]) && !is_refused(&["--check", "--only", "B,N"]));
+    assert!(is_refused(&["--only", "Y"]));
 }

@@ -27,7 +27,7 @@ use self::way::{DEFINITIONS, Epoch, HEADS, UTILISATION_WORDS, Way, cells};
 
 /// Time epochs of a training: cold, warm, restarted, and direct
 ///
-/// Takes all flags of a training, those of the cache and those for reading the store directly at once.
+/// Takes all flags of a training, those of the cache and those for reading the object store directly at once.
 /// --report FILE has what bench.json has: the trainings' own reports are not kept.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-bench-ways", version)]
@@ -63,7 +63,7 @@ const OWN: [(&str, bool); 17] = [
     ("--direct", false),
     ("--fallback", true),
 ];
-/// Flags of reading the store directly.
+/// Flags of reading the object store directly.
 const SOURCE: [(&str, bool); 10] = [
     ("--s3-endpoint", true),
     ("--s3-region", true),
@@ -99,7 +99,7 @@ pub fn run(args: &Options) -> Result<()> {
         way("cold", "the cache holds nothing of the dataset"),
         way("warm", "the next epoch of the same run"),
         way("restarted", "new processes, the cache as it was left"),
-        way("direct", "without a cache, from the store itself"),
+        way("direct", "without a cache, from the object store itself"),
     ];
     let mut failed = None;
     for run in 0..args.runs {

@@ -113,7 +113,8 @@ fn fresh(folder: &Path) -> anyhow::Result<PathBuf> {
 fn emptied(folder: &Path) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
     let folder = folder.canonicalize()?;
-    for name in ["cache", "server.log", "training.json", "accelerated.json", "report.json", "report.html"] {
+    let reports = ["training.json", "accelerated.json", "report.json", "report.html", "epochs.svg"];
+    for name in ["cache", "server.log"].into_iter().chain(reports) {
         let path = folder.join(name);
         let removed =
             if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };

@@ -1,6 +1,7 @@
 //! `report.html`: the same figures for the eye, in one file that needs nothing from elsewhere.
 
 mod chart;
+mod picture;
 
 use super::checks;
 use super::job::Outcome;
@@ -32,6 +33,11 @@ pub(super) fn html(options: &DemoOptions, outcome: &Outcome, checks: &[Check]) -
         footer = footer(options, outcome),
     );
     page("Forebay: first light", STYLE, &body)
+}
+
+/// The epochs on a fast accelerator as a picture by itself.
+pub(super) fn picture(outcome: &Outcome) -> String {
+    picture::svg(&outcome.accelerated, &report::commit())
 }
 
 fn story(outcome: &Outcome) -> String {

@@ -1,14 +1,18 @@
 //! Google Cloud Storage, Azure Blob Storage, AWS STS and the credentials of containers and instances, as far
-//! as a reader asks for them: listings, ranged and conditional GETs, and temporary keys. One HTTP server on
-//! the loopback; nothing is signed or checked but `If-Match`, who assumes a role ([`SOURCE_KEY`]), and an
-//! instance's token.
+//! as a reader asks for them: listings page by page, ranged and conditional GETs, and temporary keys. One
+//! HTTP server on the loopback. It checks `If-Match`, who assumes a role ([`SOURCE_KEY`]), an instance's
+//! token, and what requests for objects must carry, where a test says so ([`Required`]).
 //!
 //! It knows the services apart by the request: Azure's listings say `comp=list`, Google's `list-type=2`, and
 //! STS is asked by POST. Who signs asks it for a role, who does not has a web identity.
 
 mod instance;
+mod listing;
+mod required;
 
-use std::collections::BTreeMap;
+pub use required::Required;
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -20,14 +24,13 @@ use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 
 use super::serve::{ResponseBody, Serving};
+use listing::{MODIFIED, etag};
 
 /// The path of the keys that a container is given, and that a program prints.
 pub const KEYS: &str = "keys";
 
 /// The id of the key that may assume a role.
 pub const SOURCE_KEY: &str = "SOURCE";
-
-const MODIFIED: &str = "Tue, 05 Aug 2025 12:00:00 GMT";
 
 /// Temporary keys, as STS gives them.
 pub struct TemporaryKeys {
@@ -42,41 +45,61 @@ pub struct TemporaryKeys {
 /// Makes the keys of each request to STS.
 type Issue = Box<dyn Fn() -> TemporaryKeys + Send + Sync>;
 
+/// What a server has, and how it answers.
+#[derive(Default)]
+struct CloudState {
+    objects: BTreeMap<String, Bytes>,
+    required: Required,
+    /// How many requests for a path are still to be refused as too many.
+    busy: HashMap<String, usize>,
+}
+
 /// A running server; stops when dropped.
 pub struct CloudServer {
     /// `http://127.0.0.1:PORT`
     pub endpoint: String,
-    objects: Arc<Mutex<BTreeMap<String, Bytes>>>,
+    state: Arc<Mutex<CloudState>>,
     _serving: Serving,
 }
 
 impl CloudServer {
     /// Starts a server without objects on a free port.
     pub fn start(issue: impl Fn() -> TemporaryKeys + Send + Sync + 'static) -> Self {
-        let objects = Arc::<Mutex<BTreeMap<String, Bytes>>>::default();
-        let (served, issue): (_, Arc<Issue>) = (objects.clone(), Arc::new(Box::new(issue)));
+        let state = Arc::<Mutex<CloudState>>::default();
+        let (served, issue): (_, Arc<Issue>) = (state.clone(), Arc::new(Box::new(issue)));
         let serving = Serving::start("cloud", move || {
-            let (objects, issue) = (served.clone(), issue.clone());
+            let (state, issue) = (served.clone(), issue.clone());
             Arc::new(move |request| {
-                let answer = answer(&objects.lock(), &issue, &request);
+                let answer = answer(&mut state.lock(), &issue, &request);
                 Box::pin(async move { answer })
             })
         });
         let serving = serving.expect("start the cloud server");
-        Self { endpoint: format!("http://{}", serving.address), objects, _serving: serving }
+        Self { endpoint: format!("http://{}", serving.address), state, _serving: serving }
     }
 
     /// Puts an object; `path` is its bucket or container, and its key.
     pub fn put(&self, path: &str, data: impl Into<Bytes>) {
-        self.objects.lock().insert(path.to_owned(), data.into());
+        self.state.lock().objects.insert(path.to_owned(), data.into());
+    }
+
+    /// From now on requests for objects and listings are refused that do not carry this.
+    pub fn require(&self, required: Required) {
+        self.state.lock().required = required;
+    }
+
+    /// Refuses the next requests for a path by 503: those for an object, or for listings of a bucket.
+    pub fn be_busy(&self, path: &str, times: usize) {
+        self.state.lock().busy.insert(path.to_owned(), times);
+    }
+
+    /// How many of these refusals are still to come.
+    pub fn busy_left(&self, path: &str) -> usize {
+        self.state.lock().busy.get(path).copied().unwrap_or_default()
     }
 }
 
-fn answer(
-    objects: &BTreeMap<String, Bytes>,
-    issue: &Issue,
-    request: &Request<Incoming>,
-) -> Response<ResponseBody> {
+fn answer(state: &mut CloudState, issue: &Issue, request: &Request<Incoming>) -> Response<ResponseBody> {
     if request.method() == Method::POST {
         return match signer(request) {
             None => text(StatusCode::OK, sts("AssumeRoleWithWebIdentity", &issue())),
@@ -87,10 +110,29 @@ fn answer(
     if let Some(answer) = instance::answer(request, || document(&issue())) {
         return answer;
     }
+    if let Some(token) = state.required.token(request) {
+        return text(StatusCode::OK, token);
+    }
     let path = decode(request.uri().path().trim_matches('/'));
     if path == KEYS {
         return text(StatusCode::OK, document(&issue()));
     }
+    if let Some(left) = state.busy.get_mut(&path).filter(|left| **left > 0) {
+        *left -= 1;
+        return text(StatusCode::SERVICE_UNAVAILABLE, refusal("ServerBusy"));
+    }
+    if !state.required.is_met(request) {
+        return text(StatusCode::FORBIDDEN, refusal("AuthenticationFailed"));
+    }
+    read(&state.objects, request, &path)
+}
+
+/// The answer to a request for an object or a listing.
+fn read(
+    objects: &BTreeMap<String, Bytes>,
+    request: &Request<Incoming>,
+    path: &str,
+) -> Response<ResponseBody> {
     let query = request.uri().query().unwrap_or_default();
     let bucket = path.split('/').next().unwrap_or_default();
     let is_azure = query.contains("comp=list");
@@ -99,13 +141,9 @@ fn answer(
         return text(StatusCode::NOT_FOUND, refusal(code));
     }
     if is_azure || query.contains("list-type=2") {
-        let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix=")).unwrap_or_default();
-        let start = format!("{bucket}/{}", decode(prefix));
-        let listed = objects.iter().filter(|(key, _)| key.starts_with(&start));
-        let listed = listed.map(|(key, data)| (&key[bucket.len() + 1..], data));
-        return text(StatusCode::OK, if is_azure { azure(listed) } else { google(listed) });
+        return text(StatusCode::OK, listing::page(objects, bucket, query, is_azure));
     }
-    let Some(data) = objects.get(&path) else {
+    let Some(data) = objects.get(path) else {
         return text(StatusCode::NOT_FOUND, refusal("NoSuchKey"));
     };
     get(request, data)
@@ -137,34 +175,6 @@ fn get(request: &Request<Incoming>, data: &Bytes) -> Response<ResponseBody> {
     let content_range = format!("bytes {}-{}/{}", range.start, range.end - 1, data.len());
     headers.insert(CONTENT_RANGE, content_range.parse().expect("a range"));
     response
-}
-
-fn google<'a>(listed: impl Iterator<Item = (&'a str, &'a Bytes)>) -> String {
-    let entry = |(key, data): (&str, &Bytes)| {
-        format!(
-            "<Contents><Key>{key}</Key><Size>{}</Size><LastModified>2025-08-05T12:00:00.000Z</LastModified>\
-             <ETag>{}</ETag></Contents>",
-            data.len(),
-            etag(data)
-        )
-    };
-    format!("<ListBucketResult>{}</ListBucketResult>", listed.map(entry).collect::<String>())
-}
-
-fn azure<'a>(listed: impl Iterator<Item = (&'a str, &'a Bytes)>) -> String {
-    let entry = |(key, data): (&str, &Bytes)| {
-        format!(
-            "<Blob><Name>{key}</Name><Properties><Last-Modified>{MODIFIED}</Last-Modified><Etag>{}</Etag>\
-             <Content-Length>{}</Content-Length><Content-Type>application/octet-stream</Content-Type>\
-             <ResourceType>file</ResourceType></Properties></Blob>",
-            etag(data).trim_matches('"'),
-            data.len()
-        )
-    };
-    format!(
-        "<EnumerationResults><Blobs>{}</Blobs><NextMarker/></EnumerationResults>",
-        listed.map(entry).collect::<String>()
-    )
 }
 
 /// The id of the key by which a request is signed, if it is.
@@ -227,11 +237,6 @@ fn decode(text: &str) -> String {
         decoded.push_str(rest);
     }
     decoded
-}
-
-fn etag(data: &Bytes) -> String {
-    use md5::{Digest, Md5};
-    format!("\"{}\"", forebay_proto::hex::encode(&Md5::digest(data)))
 }
 
 fn refusal(code: &str) -> String {

@@ -1,5 +1,5 @@
-//! The same request to an S3 store and to a node's endpoint before it: status, body and headers are equal,
-//! but for dates and request ids. Of a refusal the code counts, not the words.
+//! The same request to an object store (S3) and to a node's endpoint before it: status, body and headers are
+//! equal, but for dates and request ids. Of a refusal the code counts, not the words.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -81,9 +81,9 @@ const RANGES: [&str; 23] = [
     "bytes=1-0x2",
 ];
 
-/// A store, the endpoint of a node before it, and a bucket that is in both.
+/// An object store, the endpoint of a node before it, and a bucket that is in both.
 pub struct Twins {
-    /// The store itself.
+    /// The object store itself.
     pub store: S3Client,
     /// The endpoint.
     pub node: S3Client,
@@ -106,7 +106,7 @@ impl Twins {
         format!("/{}/{}{query}", self.bucket, escaped(key))
     }
 
-    /// Puts an object into the store as a client does.
+    /// Puts an object into the object store as a client does.
     pub async fn put(
         &self,
         key: &str,
@@ -120,7 +120,7 @@ impl Twins {
         Ok(())
     }
 
-    /// Fills the store with what the requests ask for.
+    /// Fills the object store with what the requests ask for.
     pub async fn fill(&self) -> anyhow::Result<()> {
         for (seed, size) in (0..).zip(SIZES) {
             self.put(&format!("sizes/{size}"), &[], bytes_of(seed, size)).await?;

@@ -15,7 +15,7 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 /// How long a client may keep it waiting.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A running store; stops when dropped.
+/// A running object store; stops when dropped.
 pub struct LyingStore {
     /// `http://127.0.0.1:PORT`
     pub endpoint: String,

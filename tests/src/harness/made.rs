@@ -46,7 +46,7 @@ impl MadeObject {
         (bytes.iter().zip(&*buffer).filter(|(a, b)| a != b).count() + beyond) as u64
     }
 
-    /// What a store may call this version.
+    /// What an object store may call this version.
     pub fn etag(&self) -> String {
         format!("{:016x}{:016x}", word(self.seed, u64::MAX), self.size)
     }

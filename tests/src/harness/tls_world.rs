@@ -64,12 +64,12 @@ impl TlsWorld {
         self.pki.issue(leaf, Some(&self.authority())).expect("a certificate").0
     }
 
-    /// A node that reads from a store, with the certificate of these files and the policy.
+    /// A node that reads from an object store, with the certificate of these files and the policy.
     pub fn node(&self, s3: &S3Server, files: &TlsFiles) -> ServerOptions {
         self.node_of(s3, &s3.endpoint, files)
     }
 
-    /// The same, by another way to the store.
+    /// The same, by another way to the object store.
     pub fn node_of(&self, s3: &S3Server, endpoint: &str, files: &TlsFiles) -> ServerOptions {
         let policy = self.pki.path("policy.toml").display().to_string();
         let options = ServerOptions::for_endpoint(s3, endpoint);

@@ -25,7 +25,7 @@ use forebay_tests::harness::question::{self, Answer, Question};
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::s3_client::S3Client;
 
-/// A store with the data of two tenants, and a node with a policy and an audit log.
+/// An object store with the data of two tenants, and a node with a policy and an audit log.
 struct Guarded {
     s3: S3Server,
     server: Server,

@@ -328,7 +328,7 @@ fn a_client_reads_nothing_that_the_settings_do_not_allow() {
         let ended = fixtures::script("flight_read.py").args([&location, uri]).end();
         assert!(ended.code != Some(0) && ended.stdout.is_empty(), "Flight reads {uri}: {}", ended.stderr);
     }
-    assert!(s3.log().is_empty(), "the store was not even asked: {:?}", s3.log());
+    assert!(s3.log().is_empty(), "the object store was not even asked: {:?}", s3.log());
     // No way up: just an odd name below the root, where there is nothing.
     let odd = "s3://forebay/good/one-row/%2e%2e/many-files";
     refused(cached(&server, &["cat", odd]), &[odd, "no Parquet objects"]);

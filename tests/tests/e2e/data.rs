@@ -31,7 +31,7 @@ fn rows_equal_pyarrows_cold_warm_and_after_a_restart() {
 
     let server = start();
     let cold: Vec<Vec<u8>> = datasets.iter().map(|(_, uri)| rows(&server, uri)).collect();
-    assert!(counter(&server, "s3_requests") > 0 && counter(&server, "store_bytes_written") > 0);
+    assert!(counter(&server, "s3_requests") > 0 && counter(&server, "disk_bytes_written") > 0);
     server.stop();
     let mut comparison = Comparison::new();
     for ((folder, _), cold) in datasets.iter().zip(&cold) {
@@ -205,7 +205,7 @@ fn each_position_holds_the_sample_that_the_plan_says() {
     stage.server.stop();
 }
 
-/// A store, a cache node before it, and a runtime for loaders.
+/// An object store, a cache node before it, and a runtime for loaders.
 struct Stage {
     s3: S3Server,
     server: Server,

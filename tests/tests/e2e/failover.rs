@@ -1,5 +1,5 @@
-//! Readers that go on when nodes and etcd fail: `make bench-cluster` in short, and the store as the last
-//! resort.
+//! Readers that go on when nodes and etcd fail: `make bench-cluster` in short, and the object store as the
+//! last resort.
 
 use clap::Parser;
 use forebay_tests::bench::cluster;
@@ -17,8 +17,9 @@ fn whatever_fails_the_samples_are_the_same() {
     // `make bench-cluster` measures how soon it all happens. But a reader that went on only when its node is
     // back, or its patience of 60 s is over, fails here: it may wait 5 s for a dead node that is away for 20
     // and while it comes back, 10 s for one that is silent for 30, 5 s for one that is cut off from etcd,
-    // from clients or from other nodes for 15, and 2.5 s while etcd is away. Half of what such a node owned
-    // may come from S3 again, and all of it once more if it is cut off from etcd, as nobody knows it then.
+    // from clients or from other nodes for 15, and 2.5 s while etcd is away. From S3 may come what nodes did
+    // not get from others in time, as they count it (docs/runbook.md), and all that a node owns which is cut
+    // off from etcd, once, as nobody knows it then.
     let short = ["--kills", "2", "--down-s", "20", "--silence-s", "30", "--cut-s", "15"];
     let short = [&short[..], &["--etcd-down-s", "12", "--slack", "5"]].concat();
     let line = ["x", "--only", stages, "--folder", folder].into_iter().chain(short);

@@ -1,4 +1,4 @@
-//! The S3 endpoint of a node: what it answers is what the store behind it answers.
+//! The S3 endpoint of a node: what it answers is what the object store behind it answers.
 
 mod bad_input;
 mod clients;
@@ -18,7 +18,7 @@ const KEY: (&str, &str) = ("reader", "secret/of+the/reader");
 
 const DOMAIN: &str = "s3.test";
 
-/// A store, and a node whose endpoint serves it.
+/// An object store, and a node whose endpoint serves it.
 struct Gateway {
     s3: S3Server,
     server: Server,
@@ -45,7 +45,7 @@ impl Gateway {
         Self { s3, server, runtime, _folder: folder }
     }
 
-    /// A client of the store.
+    /// A client of the object store.
     fn store(&self) -> S3Client {
         S3Client {
             endpoint: self.s3.endpoint.clone(),

@@ -36,6 +36,7 @@
 //! * [`python`]: `make bench-python`, at a small size.
 //! * [`raw`]: the faster checks of `make bench-raw`.
 //! * [`demo`]: that it leaves nothing behind.
+//! * [`drain`]: a node that is drained while a job reads from it.
 //!
 //! One executable, so that the fixtures are written once. `make test` builds the binaries before.
 
@@ -48,6 +49,7 @@ mod data;
 mod definition;
 mod delta;
 mod demo;
+mod drain;
 mod failover;
 mod filters;
 mod fixtures;

@@ -292,7 +292,7 @@ fn a_cache_too_small_for_the_data_stays_within_its_limit() {
     let server = ServerOptions::for_s3(&s3).args(["--cache-bytes", "1MiB"]).start();
     let answer = json(cached(&server, &["epoch", "--verify", &uri, "--segment-bytes", "2000000"]));
     assert_eq!(digests(&answer, 0), digests(&wanted, 0));
-    assert_eq!(counter(&server, "store_bytes_written"), 0);
+    assert_eq!(counter(&server, "disk_bytes_written"), 0);
     server.stop();
 }
 

@@ -1,5 +1,8 @@
 //! Readers on the node's own host: over its Unix socket, and through shared memory. The values and their
-//! order are those that come by TCP, and the node's counters say which way they came.
+//! order are those that come by TCP, and the node's counters say which way they came. Those in containers are
+//! in [`containers`].
+
+mod containers;
 
 use crate::commands::{cached, counter, digest, digests, direct, epoch, json, metric, until};
 use crate::fixtures;

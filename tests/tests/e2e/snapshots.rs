@@ -3,7 +3,7 @@
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
 use forebay_client::loader::Ending;
-use forebay_client::snapshot::SnapshotStore;
+use forebay_client::snapshot::Snapshots;
 use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings};
 use forebay_proto::digest::ContentDigest;
 use forebay_proto::manifest::Object;
@@ -207,9 +207,9 @@ fn large(name: &str, version: u128) -> v1::Snapshot {
     }
 }
 
-fn store(node: &Server) -> SnapshotStore {
+fn snapshots(node: &Server) -> Snapshots {
     match Access::endpoint(&node.endpoint).expect("an endpoint") {
-        Access::Endpoint(endpoints) => SnapshotStore::Cache(endpoints),
+        Access::Endpoint(endpoints) => Snapshots::Cache(endpoints),
         Access::Direct(_) => panic!("a node is no direct access"),
     }
 }
@@ -227,7 +227,7 @@ fn part_ids(etcd: &Etcd, name: &str) -> Vec<String> {
 async fn a_snapshot_of_100_000_objects_is_kept_whole_when_others_save() {
     let (s3, etcd) = (S3Server::start(), Etcd::start(1));
     let nodes = cluster(&s3, &etcd);
-    let [a, b] = [0, 1].map(|node| store(&nodes[node]));
+    let [a, b] = [0, 1].map(|node| snapshots(&nodes[node]));
     // Two savers of one name at once: one is refused, and the one that was kept is whole.
     let (own, other) = (large("both", 1), large("both", 2));
     let (first, second) = tokio::join!(a.save(own.clone()), b.save(other.clone()));
@@ -235,8 +235,8 @@ async fn a_snapshot_of_100_000_objects_is_kept_whole_when_others_save() {
     let refusal = if first.is_ok() { second } else { first.clone() }.expect_err("one is refused");
     assert!(refusal.message.contains("already: choose another name"), "{refusal}");
     let winner = if first.is_ok() { own } else { other };
-    for store in [&a, &b] {
-        assert_eq!(store.get("both").await.expect("the snapshot"), winner);
+    for snapshots in [&a, &b] {
+        assert_eq!(snapshots.get("both").await.expect("the snapshot"), winner);
     }
     assert_eq!(part_ids(&etcd, "both").len(), 1, "the other's parts are gone");
     assert!(etcd.keys("/forebay-snapshots/saving/").is_empty());
@@ -267,7 +267,7 @@ async fn a_snapshot_of_100_000_objects_is_kept_whole_when_others_save() {
 async fn a_node_that_dies_while_it_saves_leaves_no_half_of_a_snapshot() {
     let (s3, etcd) = (S3Server::start(), Etcd::start(1));
     let [mut a, b] = cluster(&s3, &etcd);
-    let (dying, other) = (store(&a), store(&b));
+    let (dying, other) = (snapshots(&a), snapshots(&b));
     let saving = tokio::spawn(async move { dying.save(large("july", 1)).await });
     let deadline = Instant::now() + Duration::from_secs(60);
     while part_ids(&etcd, "july").is_empty() {

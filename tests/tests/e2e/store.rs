@@ -1,7 +1,7 @@
 //! The faster checks of `make bench-store`, at a smaller size: restarts, kills, damaged files, faults of the
 //! disk and of S3.
 
-use forebay_tests::bench::disk::{amplification, faults, flips, kills, restart};
+use forebay_tests::bench::disk::{amplification, faults, flips, kills, outages, restart};
 use forebay_tests::bench::stages::runtime;
 use forebay_tests::harness::check::Findings;
 
@@ -46,6 +46,23 @@ fn a_store_that_throttles_or_breaks_off_is_ridden_out() {
         found.add(stage.cut().await?);
         found.add(stage.outage().await?);
         Ok(found)
+    }));
+}
+
+/// The longest wait is half of the outage at least. A request that was lost is given up after 2 s.
+#[test]
+fn while_nothing_comes_from_s3_a_reader_waits_and_then_goes_on() {
+    let settings = outages::OutagesSettings {
+        segments: 16,
+        outage_s: 4,
+        request_timeout_s: 2,
+        trainer: false,
+        hasty: false,
+        seed: 7,
+    };
+    kept(runtime().expect("a runtime").block_on(async {
+        let stage = outages::OutagesStage::new(&settings).await?;
+        stage.black_hole().await
     }));
 }
 

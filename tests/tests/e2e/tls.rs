@@ -58,7 +58,7 @@ fn alone(s3: &S3Server, uri: &str, epochs: usize) -> Vec<(String, String)> {
     (0..epochs).map(|number| digests(&answer, number)).collect()
 }
 
-/// Puts a table into the store whose values can be searched for, in objects of several row groups.
+/// Puts a table into the object store whose values can be searched for, in objects of several row groups.
 fn upload(s3: &S3Server) -> String {
     let properties = WriterProperties::builder()
         .set_compression(Compression::UNCOMPRESSED)

@@ -16,7 +16,7 @@ use crate::commands::{cached, counter, digests, json};
 use crate::fixtures;
 use crate::refused::{misused, refused};
 
-/// A store with MNIST's test split, half of which is quick to train on, and a cache node before it.
+/// An object store with MNIST's test split, half of which is quick to train on, and a cache node before it.
 struct Stage {
     s3: S3Server,
     server: Server,

@@ -7,7 +7,8 @@ use forebay_tests::harness::process::{Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
 
-use crate::commands::{cached, digests, direct, epoch, json};
+use crate::commands::{cached, counter, digests, direct, epoch, json};
+use crate::fixtures;
 use crate::refused::refused;
 
 fn store() -> (S3Server, String, String) {
@@ -96,6 +97,52 @@ fn a_mix_keeps_its_order_for_any_ranks_with_and_without_a_cache() {
         .expect_failure();
     assert!(refused.contains("--allow"), "{refused}");
     server.stop();
+}
+
+/// The objects of one dataset, as two datasets whose rows follow each other as those of the mix do.
+#[test]
+fn three_nodes_give_a_mix_the_content_that_pyarrow_gives() {
+    let (s3, folder) = (S3Server::start(), tempfile::tempdir().expect("make a folder"));
+    for (part, objects) in [("a", &[0, 1, 2, 3][..]), ("b", &[4][..])] {
+        let to = folder.path().join(part);
+        std::fs::create_dir(&to).expect("make a folder");
+        for object in objects {
+            let name = format!("part-{object:05}.parquet");
+            let from = fixtures::folder("good/many-files").join(&name);
+            std::fs::copy(from, to.join(name)).expect("copy an object");
+        }
+        mnist::upload_folder(&s3, &to, part).expect("read the objects");
+    }
+    let addresses = free_addresses(3).expect("free ports");
+    let all: Vec<String> =
+        addresses.iter().flat_map(|a| ["--cluster-node".to_owned(), format!("http://{a}")]).collect();
+    let start = |a: &String| ServerOptions::for_s3(&s3).args(["--listen", a.as_str()]).args(&all).start();
+    let nodes: Vec<Server> = addresses.iter().map(start).collect();
+
+    let mix = format!("{}=0.7,{}=0.3", s3.uri("a"), s3.uri("b"));
+    let run = ["--mix", &mix, "--seed", "5", "--shuffle", "window(2)", "--segment-bytes", "20000"];
+    let read = |node: &Server, more: &[&str]| {
+        json(cached(node, &[&["epoch", "--verify", "--epochs", "2"][..], &run[..], more].concat()))
+    };
+    let two_ranks = read(&nodes[0], &["--batch", "48", "--world", "2"]);
+    let three_ranks = read(&nodes[2], &["--batch", "30", "--world", "3"]);
+    for number in 0..2 {
+        // Which row stands where says the plan; the values are pyarrow's.
+        let which = number.to_string();
+        let plan = ["plan", "--batch", "100000", "--epoch", &which];
+        let plan = json(cached(&nodes[1], &[&plan[..], &run[..]].concat()));
+        let file = tempfile::NamedTempFile::new().expect("make a file");
+        std::fs::write(file.path(), plan.to_string()).expect("write the plan");
+        let script = fixtures::script("content_digest.py").arg(folder.path()).arg(file.path());
+        let expected = String::from_utf8(script.end().expect_success()).expect("text");
+        assert_eq!(digests(&two_ranks, number).1, expected.trim(), "2 ranks, epoch {which}");
+        assert_eq!(digests(&three_ranks, number).1, expected.trim(), "3 ranks, epoch {which}");
+    }
+    // 631 rows of seven in ten samples, 369 of three.
+    assert_eq!(epoch(&two_ranks, 0, "samples"), 900);
+    let served: Vec<u64> = nodes.iter().map(|node| counter(node, "rows_served")).collect();
+    assert!(served.iter().all(|rows| *rows > 0), "{served:?}");
+    nodes.into_iter().for_each(Server::stop);
 }
 
 #[test]

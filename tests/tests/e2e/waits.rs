@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::commands::{cached, direct};
 
-/// What a store that says nothing is called.
+/// What an object store that says nothing is called.
 const SILENT: &str = "the object store has given";
 
 fn store() -> (S3Server, String) {

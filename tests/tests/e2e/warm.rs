@@ -16,11 +16,12 @@ fn report(arguments: [&str; 2]) -> Value {
 #[test]
 fn warm_epochs_are_measured_beside_their_floors() {
     let report = report(["--rounds", "1"]);
-    let mut names: Vec<String> = ["tcp", "unix", "memcpy", "pread", "prebuilt.X", "prebuilt.T", "prebuilt.B"]
-        .iter()
+    let floors = ["tcp", "unix", "memcpy", "pread"].map(str::to_owned).into_iter();
+    let floors = floors.chain(["X", "T", "B", "N"].map(|shape| format!("prebuilt.{shape}")));
+    let mut names: Vec<String> = floors
         .flat_map(|floor| ["mb_per_s", "cpu_s_per_gb"].map(|what| format!("floor.{floor}.{what}")))
         .collect();
-    names.extend(["X", "T", "B"].map(|shape| format!("data.{shape}.segments")));
+    names.extend(["X", "T", "B", "N"].map(|shape| format!("data.{shape}.segments")));
     let verified = ["verify.mb_per_s", "verify.cpu_s_per_gb", "verify_price"];
     names.extend(
         ["X", "T", "B"]
@@ -49,6 +50,12 @@ fn warm_epochs_are_measured_beside_their_floors() {
             names.extend((!ranks.is_empty()).then(|| format!("warm.grpc.{subject}{ranks}.of_one_rank")));
         }
     }
+    // By one rank, and without a price or a decoder's figures.
+    for subject in
+        ["grpc", "fd"].iter().flat_map(|way| ["sequential", "window16"].map(|o| format!("{way}.N.{o}")))
+    {
+        names.extend(figures.iter().map(|what| format!("warm.{subject}{what}")));
+    }
     let rows = report["rows"].as_array().expect("rows");
     let mut found: Vec<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
     found.sort_unstable();
@@ -63,6 +70,7 @@ fn warm_epochs_are_measured_beside_their_floors() {
     assert_eq!(report["settings"]["targets"]["warm.grpc.T.window16"]["cpu_s_per_gb"], 1.2);
     assert_eq!(report["settings"]["targets"]["warm.fd.T.window16"]["ratio"], 0.25);
     assert_eq!(report["settings"]["targets"]["warm.fd.X.sequential"]["first_batch_ms"], 1.0);
+    assert!(report["settings"]["targets"]["warm.fd.N.window16"].is_null(), "N has no targets");
 }
 
 #[test]

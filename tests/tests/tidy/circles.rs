@@ -1,7 +1,7 @@
 //! No import circle: each module of a crate can be understood, moved and tested without those that use it.
 
 use crate::modules::{CRATES, Modules, Path, home, modules};
-use crate::ratchet::{self, Offenders};
+use crate::rules::{self, Offenders};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Circles that are allowed: the module at their top, and the reason. Five at most. The modules of the circle
@@ -17,7 +17,7 @@ const ALLOWED: [(&str, &str); 2] = [
 #[test]
 fn no_modules_import_each_other() {
     assert!(ALLOWED.len() <= 5, "five circles may be allowed at most");
-    ratchet::check("circles", "modules that import each other in a circle", &offenders());
+    rules::check("circles", "modules that import each other in a circle", &offenders());
 }
 
 /// Modules in circles that are not allowed, each with the size of its circle.

@@ -1,6 +1,6 @@
 //! Documentation that says something: every file what it is for, and no item only its own name.
 
-use crate::ratchet::{self, Offenders};
+use crate::rules::{self, Offenders};
 use crate::source::{Source, sources};
 
 /// Words that carry no meaning of their own.
@@ -24,7 +24,7 @@ fn no_docstring_only_restates_its_name() {
         let times = restatements(source.without_tests());
         found.extend((times > 0).then(|| (source.path.clone(), times)));
     }
-    ratchet::check("docstrings", "public items whose docs only restate their names", &found);
+    rules::check("docstrings", "public items whose docs only restate their names", &found);
 }
 
 /// Public items with a doc of one line, all of whose words are in the item's name or say nothing.

@@ -2,7 +2,7 @@
 //! files.
 
 use crate::modules::{CRATES, Path, modules};
-use crate::ratchet::{self, Offenders};
+use crate::rules::{self, Offenders};
 use crate::source::{root, sources};
 use std::collections::BTreeSet;
 
@@ -114,7 +114,7 @@ fn modules_are_private_unless_used_outside() {
             }
         }
     }
-    ratchet::check("public-modules", "modules that are `pub`, but that no other crate uses", &found);
+    rules::check("public-modules", "modules that are `pub`, but that no other crate uses", &found);
 }
 
 /// Paths into the crates from their programs, tests and benchmarks, and from other crates.

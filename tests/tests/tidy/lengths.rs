@@ -1,6 +1,6 @@
 //! Short files, functions on one screen, comments that need no scrolling; and how much code there is.
 
-use crate::ratchet::{self, Offenders};
+use crate::rules::{self, Offenders};
 use crate::source::sources;
 use crate::tokens::{Token, tokens};
 
@@ -20,7 +20,7 @@ pub const PRODUCT_LINES: usize = 25_600;
 fn files_are_short() {
     let lines = |source: &crate::source::Source| (source.path.clone(), source.code().count());
     let found = sources("", &[".rs"]).iter().map(lines).filter(|(_, lines)| *lines > FILE_LINES).collect();
-    ratchet::check("file-lines", &format!("files of more than {FILE_LINES} code lines"), &found);
+    rules::check("file-lines", &format!("files of more than {FILE_LINES} code lines"), &found);
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn functions_fit_on_a_screen() {
         let long = functions(&tokens(&source.text)).into_iter().filter(|(_, lines)| *lines > FUNCTION_LINES);
         found.extend(long.map(|(name, lines)| (format!("{} {name}", source.path), lines)));
     }
-    ratchet::check("function-lines", &format!("functions of more than {FUNCTION_LINES} lines"), &found);
+    rules::check("function-lines", &format!("functions of more than {FUNCTION_LINES} lines"), &found);
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn comments_are_not_wide() {
         let times = source.text.lines().filter(|line| wide(line) && !line.contains("://")).count();
         found.extend((times > 0).then_some((source.path, times)));
     }
-    ratchet::check("comment-width", &format!("lines with comments beyond column {COLUMNS}"), &found);
+    rules::check("comment-width", &format!("lines with comments beyond column {COLUMNS}"), &found);
 }
 
 /// Code lines of the product: without tests, comments and empty lines.

@@ -35,6 +35,8 @@ pub struct Module {
     pub paths: BTreeSet<Path>,
     /// Types that it defines.
     pub types: Vec<String>,
+    /// Other names that it gives types.
+    pub aliases: Vec<String>,
 }
 
 /// The modules of a crate by their paths; the crate itself has the empty one.
@@ -104,6 +106,10 @@ fn read(file: &Source, path: Path, all: &mut Modules) {
             }
             "struct" | "enum" | "trait" if tokens.get(at + 1).is_some_and(Token::is_word) => {
                 module.types.push(next(1).to_owned());
+            }
+            // Deeper they are those of a trait or a function.
+            "type" if depth == 0 && tokens.get(at + 1).is_some_and(Token::is_word) => {
+                module.aliases.push(next(1).to_owned());
             }
             _ if token.is_word() && next(1) == "::" && (at == 0 || tokens[at - 1].text != "::") => {
                 let mut path = vec![token.text.to_owned()];

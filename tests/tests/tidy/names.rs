@@ -1,11 +1,11 @@
-//! One word for one thing: no type name twice in a crate.
+//! One word for one thing: no type name twice in a crate, and no alias.
 
 use crate::modules::{CRATES, modules};
-use crate::ratchet::{self, Offenders};
+use crate::rules::{self, Offenders};
 
 #[test]
 fn no_type_name_twice_in_a_crate() {
-    ratchet::check("type-names", "type names that a crate has more than once", &offenders());
+    rules::check("type-names", "type names that a crate has more than once", &offenders());
 }
 
 pub fn offenders() -> Offenders {
@@ -13,7 +13,9 @@ pub fn offenders() -> Offenders {
     for (folder, name) in CRATES {
         let mut times = Offenders::new();
         for module in modules(folder).into_values() {
-            module.types.into_iter().for_each(|t| *times.entry(format!("{name}::{t}")).or_default() += 1);
+            let types = module.types.into_iter().map(|t| format!("{name}::{t}"));
+            let aliases = module.aliases.into_iter().map(|t| format!("{name}::type {t}"));
+            types.chain(aliases).for_each(|t| *times.entry(t).or_default() += 1);
         }
         found.extend(times.into_iter().filter(|(_, times)| *times > 1));
     }

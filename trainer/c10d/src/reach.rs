@@ -23,7 +23,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How long connections may be accepted and closed again: what stands before a store that is not up yet does
 /// so.
 const CLOSED: Duration = Duration::from_secs(30);
-/// Between two attempts.
+/// Between two attempts, at most.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// What an attempt found instead of a store.
@@ -62,8 +62,13 @@ pub(crate) fn reach(host: &str, port: u16, timeout: Duration) -> FfiResult<()> {
             let text = format!("nobody serves a store at {host}:{port}: {}", nobody.text);
             return Err(Failure { text, fault: nobody.fault });
         }
-        std::thread::sleep(PAUSE.min(left));
+        std::thread::sleep(pause().min(left));
     }
+}
+
+/// Half of it is random: thousands of ranks that were started together must not all come back at once.
+fn pause() -> Duration {
+    PAUSE.mul_f64(0.5 + 0.5 * fastrand::f64())
 }
 
 fn attempt(host: &str, port: u16, left: Duration) -> Result<(), Found> {
@@ -129,6 +134,21 @@ mod tests {
         let port = silent.local_addr().unwrap().port();
         let error = reach("127.0.0.1", port, timeout).unwrap_err().text;
         assert!(error.ends_with("is no TCP store: it has not answered within 10 s"), "{error}");
+    }
+
+    #[test]
+    fn ranks_that_begin_together_do_not_stay_in_step() {
+        let closes = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = closes.local_addr().unwrap().port();
+        // It may go on longer than the test.
+        drop(std::thread::spawn(move || reach("127.0.0.1", port, Duration::from_secs(10))));
+        let accepted = |_| {
+            drop(closes.accept().unwrap());
+            Instant::now()
+        };
+        let times: Vec<_> = (0..10).map(accepted).collect();
+        let least = times.windows(2).map(|two| two[1] - two[0]).min().unwrap();
+        assert!(least < PAUSE * 19 / 20, "{least:?} between two attempts and more");
     }
 
     #[test]

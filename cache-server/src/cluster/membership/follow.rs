@@ -11,7 +11,7 @@ use super::node_set::{DATASETS_MAX, HOT_MAX, Member, NODES_MAX, NodeSet};
 use etcd_client::{
     Client, EventType, GetOptions, KeyValue, SortOrder, SortTarget, WatchOptions, WatchResponse,
 };
-use forebay_proto::{Error, v1};
+use forebay_proto::{Backoff, Error, v1};
 use prost::Message as _;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -30,8 +30,8 @@ const HOT_BYTES_MAX: usize = 256 << 10;
 /// Segments and names of nodes among hot segments at most: those of 512, with 16 copies each, and some more.
 const HOT_NAMES_MAX: usize = 10_000;
 
-/// Before all is listed again because there is room for more keys.
-const RELIST: Duration = Duration::from_secs(1);
+/// Before all is listed again because there is room for more keys, which all nodes find out at once.
+const RELIST: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
 
 /// Keeps the topology current until the task is aborted.
 pub(super) async fn run(context: EtcdContext, topology: watch::Sender<v1::Topology>) {
@@ -79,11 +79,11 @@ impl Follower {
 
     async fn follow(&mut self, attempt: usize) -> Result<std::convert::Infallible, String> {
         let (mut client, url) = connect(&self.context.settings, attempt).await?;
-        let prefix = key(&self.context.settings, "", "");
+        let (prefix, mut relist) = (key(&self.context.settings, "", ""), RELIST);
         loop {
             self.list(&mut client, &url, &prefix).await?;
             self.watch(&mut client, &url, &prefix).await?;
-            sleep(RELIST).await;
+            sleep(relist.next()).await;
         }
     }
 

@@ -5,10 +5,12 @@ use crate::disk::file::{FileKey, Origin, RAW_COLUMN};
 use crate::disk::map::{self, KeptFiles};
 use crate::disk::policy::{Admit, Role};
 use crate::disk::tests::NoForecast;
-use crate::disk::{DiskCache, DiskCacheSettings};
+use crate::disk::{DiskCache, DiskCacheSettings, Occurrence, SegmentsHeld};
 use crate::service::metrics::resident_bytes;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
-use forebay_proto::manifest::{Digest, SegmentId};
+use forebay_proto::manifest::{DatasetId, Digest, SegmentId};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -213,4 +215,66 @@ fn segments_and_raw_blocks_are_counted() {
         counts(&index)
     });
     assert_eq!(left, [(2, 2, 1, 100), (1, 1, 1, 100), (0, 0, 0, 0), (0, 0, 0, 0)]);
+}
+
+/// What of a dataset the index holds, counted again.
+fn recounted(index: &Index, dataset: &BTreeMap<u128, Occurrence>) -> SegmentsHeld {
+    let held = || dataset.iter().filter(|(n, _)| index.holds(SegmentId(Digest(**n)), &[]));
+    let times = |(_, occurrence): (&u128, &Occurrence)| u64::from(occurrence.times);
+    SegmentsHeld {
+        held: held().map(times).sum(),
+        owned: held().filter(|(_, occurrence)| occurrence.is_owned).map(times).sum(),
+    }
+}
+
+proptest! {
+    /// Random files that come, are replaced, evicted and freed, directories that are lost, pins, and segments
+    /// that datasets gain and lose or that other nodes own: all counts are those of counting again.
+    #[test]
+    fn counts_are_kept(ops in prop::collection::vec((0u8..10, 0u128..8, 0usize..3, 0usize..2), 1..120)) {
+        let mut index = Index::new([1 << 30, 1 << 30]);
+        let datasets = [1, 2].map(|n| DatasetId::new(Digest(n), "s3://b/d"));
+        let mut counted: [BTreeMap<u128, Occurrence>; 2] = Default::default();
+        let mut pinned = 0;
+        for (op, n, column, which) in ops {
+            let (column, id) = (["a", "b", "c"][column], SegmentId(Digest(n)));
+            let file = key(n, column);
+            match op {
+                0..=3 => {
+                    let reservation = index.quotas.reserve(which, 10 + n as u64);
+                    let (object, columns) = (format!("o{n}").into(), Arc::from([column.to_owned()]));
+                    let entry = Entry { object, columns, pinned: n < pinned, ..Entry::default() };
+                    index.insert(file, entry, reservation);
+                }
+                4 => drop(index.take(which, &[file], 1)),
+                5 => drop(index.take_one(&file, |_| true)),
+                6 => index.clear(which),
+                7 => {
+                    pinned = n;
+                    index.set_pinned(|object| object[1..].parse::<u128>().is_ok_and(|n| n < pinned));
+                }
+                8 => {
+                    let occurrence = Occurrence { times: 1 + n as u32 % 2, is_owned: column == "a" };
+                    counted[which].insert(n, occurrence);
+                    index.count(datasets[which], id, Some(occurrence));
+                }
+                _ => {
+                    counted[which].remove(&n);
+                    index.count(datasets[which], id, None);
+                }
+            }
+            let bytes: u64 = index.entries.values().filter(|e| e.pinned).map(|e| e.bytes).sum();
+            prop_assert_eq!(index.pinned_bytes(), bytes);
+            let segments: BTreeSet<_> = index.entries.keys().map(|key| key.id).collect();
+            prop_assert_eq!(index.segments(), segments.len());
+            for (dataset, counted) in datasets.iter().zip(&counted) {
+                prop_assert_eq!(index.holdings.of(*dataset), recounted(&index, counted));
+            }
+        }
+        for (dataset, counted) in datasets.into_iter().zip(counted) {
+            counted.keys().for_each(|n| index.count(dataset, SegmentId(Digest(*n)), None));
+            prop_assert_eq!(index.holdings.of(dataset), SegmentsHeld::default());
+            index.holdings.forget(dataset);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use crate::auth::caller::Caller;
 use crate::datasets::Dataset;
 use crate::disk::dirs::{DirStatus, Health};
-use crate::disk::{DiskCache, RawFiles};
+use crate::disk::{DiskCache, RawFiles, SegmentsHeld};
 use crate::node::Node;
 use crate::runtime::blocking;
 use crate::service::metrics;
@@ -13,15 +13,17 @@ use std::sync::Arc;
 /// All of it, with those datasets that the caller may know of.
 pub async fn status(node: &Arc<Node>, caller: &Caller) -> Result<v1::StatusReply> {
     let (looking, who) = (node.clone(), caller.clone());
-    // A look at every segment of every dataset, and at every file: milliseconds, but not for an async thread.
+    // Compares datasets, of which there may be thousands, and counts the segments of new ones: not for an
+    // async thread.
     let look = move || {
-        let mut all = looking.datasets.list();
-        all.retain(|dataset| who.sees_manifest(&dataset.manifest));
-        let datasets = all.iter().map(|d| dataset_status(&looking, d, &all)).collect();
+        let seen = looking.datasets.held().into_iter().filter(|(d, _)| who.sees_manifest(&d.manifest));
+        let (all, counts): (Vec<Dataset>, Vec<SegmentsHeld>) = seen.unzip();
+        let of = |(dataset, held)| dataset_status(&looking, dataset, &all, held);
+        let datasets = all.iter().zip(counts).map(of).collect();
         (datasets, looking.disk.pinned(), memory(&looking))
     };
     let (datasets, (pins, pinned_bytes), memory) = blocking(look).await?;
-    let (disk, silence) = (&node.disk, node.store_silence());
+    let (disk, silence) = (&node.disk, node.object_store_silence());
     Ok(v1::StatusReply {
         node: node.name.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -39,8 +41,8 @@ pub async fn status(node: &Arc<Node>, caller: &Caller) -> Result<v1::StatusReply
         load: node.hot.load(),
         raw: Some(raw(disk)),
         memory: Some(memory),
-        store_silent_s: silence.as_ref().map_or(0.0, |silence| silence.lasting.as_secs_f64()),
-        store_error: silence.map(|silence| silence.error).unwrap_or_default(),
+        object_store_silent_s: silence.as_ref().map_or(0.0, |silence| silence.lasting.as_secs_f64()),
+        object_store_error: silence.map(|silence| silence.error).unwrap_or_default(),
     })
 }
 
@@ -75,22 +77,23 @@ fn dir(dir: DirStatus) -> v1::DirStatus {
     }
 }
 
-/// How much of a dataset is here. Looks at each of its segments: not for an async thread.
-fn dataset_status(node: &Node, dataset: &Dataset, all: &[Dataset]) -> v1::DatasetStatus {
+/// How much of a dataset is here: `held` of its segments.
+fn dataset_status(node: &Node, dataset: &Dataset, all: &[Dataset], held: SegmentsHeld) -> v1::DatasetStatus {
     let m = &dataset.manifest;
-    let held = dataset.segment_ids().filter(|id| node.disk.holds(*id, &[]));
-    let (segments_held, segments_owned) = node.ownership.count(held);
     let object = m.objects().first().map(|object| m.object_uri(object));
     v1::DatasetStatus {
         uri: m.uri().into(),
         digest: m.digest().to_bytes().to_vec().into(),
         rows: m.rows(),
         segments: m.segments().len() as u64,
-        segments_held,
+        segments_held: held.held,
         replicas: object.map_or(1, |object| node.ownership.replicas(&object) as u32),
-        segments_owned,
+        segments_owned: held.owned,
         part: dataset.part(all),
         superseded: node.datasets.is_superseded(dataset),
         filter: dataset.filter().to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests;

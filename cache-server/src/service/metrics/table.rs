@@ -96,8 +96,8 @@ pub const METRICS: &[Metric] = &[
     counter("segment_misses", |n| get(&n.events.misses)).in_status(|c| &mut c.misses),
     counter("evictions", |n| get(&n.disk.counters().evictions)).in_status(|c| &mut c.evictions),
     counter("corrupt_segments", |n| get(&n.disk.counters().corrupt)).in_status(|c| &mut c.corrupt_segments),
-    counter("store_written_bytes", |n| get(&n.disk.counters().bytes_written))
-        .in_status(|c| &mut c.store_bytes_written),
+    counter("disk_written_bytes", |n| get(&n.disk.counters().bytes_written))
+        .in_status(|c| &mut c.disk_bytes_written),
     counter("segments_not_stored", |n| get(&n.disk.counters().not_stored)),
     counter("scrubbed_bytes", |n| get(&n.disk.counters().scrubbed_bytes)),
     counter("cache_dir_faults", |n| get(&n.disk.counters().dir_faults)),

@@ -5,7 +5,7 @@ use super::endpoint::{Body, Endpoint, empty};
 use super::refusal::{Answer, S3Refusal};
 use super::request::Named;
 use super::store;
-use super::uncached::{self, StorePieces};
+use super::uncached::{self, UncachedPieces};
 use super::visitor::Visitor;
 use crate::auth::limiter::Limiter;
 use crate::objects::{MissingAge, ObjectStream, Scope};
@@ -125,7 +125,7 @@ async fn find(endpoint: &Arc<Endpoint>, named: &Named) -> Result<(Arc<ObjectVers
     })
 }
 
-/// Where a part lies, if one is asked for: only the store knows. `None` if it does not tell.
+/// Where a part lies, if one is asked for: only the object store knows. `None` if it does not tell.
 async fn find_part(
     endpoint: &Endpoint,
     named: &Named,
@@ -134,7 +134,7 @@ async fn find_part(
 ) -> Result<Option<Part>> {
     let Some(number) = number else { return Ok(None) };
     let query = vec![("partNumber".to_owned(), number.to_string())];
-    let request = forebay_dataset::source::StoreRequest {
+    let request = forebay_dataset::source::ObjectStoreRequest {
         method: Method::HEAD,
         bucket: named.bucket.clone(),
         key: named.key.clone(),
@@ -208,7 +208,7 @@ async fn of(
                 let meter = StreamMeter::of_object(hot, events, version).limited(visitor.limiter());
                 Pieces::Cached(Box::new((stream, meter)))
             }
-            false => Pieces::Store(StorePieces::new(endpoint, named, &version, range.clone()).await?),
+            false => Pieces::Uncached(UncachedPieces::new(endpoint, named, &version, range.clone()).await?),
         };
         let pass = endpoint.node.gate.enter()?.limited(visitor.limiter())?;
         let limiter = visitor.limiter().cloned();
@@ -263,7 +263,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
 /// Where bytes come from.
 enum Pieces {
     Cached(Box<(ObjectStream, StreamMeter)>),
-    Store(StorePieces),
+    Uncached(UncachedPieces),
 }
 
 /// A body that is being sent.
@@ -287,7 +287,7 @@ impl ObjectBody {
                     meter.send_piece(&piece).await;
                     Ok(Some(piece.bytes))
                 }
-                Pieces::Store(pieces) => {
+                Pieces::Uncached(pieces) => {
                     if let Some(toll) = toll(limiter.as_ref()) {
                         toll(pieces.next_bytes()).await;
                     }

@@ -8,7 +8,7 @@ use super::visitor::Visitor;
 use crate::objects::{Scope, StreamMemory};
 use bytes::Bytes;
 use chrono::SecondsFormat;
-use forebay_dataset::source::{StoreAnswer, StoreRequest};
+use forebay_dataset::source::{ObjectStoreAnswer, ObjectStoreRequest};
 use http::header::{CONTENT_TYPE, HeaderName, RANGE};
 use http::{HeaderMap, Method, Response, StatusCode, request as head};
 use http_body_util::{BodyExt as _, Full};
@@ -35,10 +35,10 @@ const ATTRIBUTES: [HeaderName; 3] = [
     HeaderName::from_static("x-amz-part-number-marker"),
 ];
 
-/// Headers of the store's answers that are the caller's business.
+/// Headers of the object store's answers that are the caller's business.
 const PASSED_ON: [&str; 4] = ["content-type", "last-modified", "x-amz-bucket-region", "x-amz-version-id"];
 
-/// The refusals of the store that are about the node's own keys, clock and region.
+/// The refusals of the object store that are about the node's own keys, clock and region.
 const OURS: [&str; 8] = [
     "AuthorizationHeaderMalformed",
     "ExpiredToken",
@@ -142,17 +142,17 @@ pub async fn attributes(endpoint: &Endpoint, head: &head::Parts, named: &Named) 
     relay(endpoint, answer).await
 }
 
-/// The store's own refusal of a key that is not there. It is asked for once a second.
+/// The object store's own refusal of a key that is not there. It is asked for once a second.
 pub async fn missing_key(endpoint: &Endpoint, named: &Named) -> Answer<Response<Body>> {
     let (bucket, key) = (named.bucket.clone(), named.key.clone());
     // Should it be there now, a byte of it is enough to know.
     let headers = HeaderMap::from_iter([(RANGE, http::HeaderValue::from_static("bytes=0-0"))]);
-    let request = StoreRequest { method: Method::GET, bucket, key, query: Vec::new(), headers };
+    let request = ObjectStoreRequest { method: Method::GET, bucket, key, query: Vec::new(), headers };
     let answer = endpoint.node.objects.ask_of_missing(request).await?;
     refusal(endpoint, answer).await
 }
 
-/// The store's own refusal of a part that an object has not.
+/// The object store's own refusal of a part that an object has not.
 pub async fn missing_part(endpoint: &Endpoint, head: &head::Parts, named: &Named) -> Answer<Response<Body>> {
     let part = named.query.iter().filter(|(name, _)| name == "partNumber").cloned().collect();
     let _turn = endpoint.node.objects.listings.acquire().await;
@@ -160,7 +160,7 @@ pub async fn missing_part(endpoint: &Endpoint, head: &head::Parts, named: &Named
     refusal(endpoint, endpoint.node.objects.ask(&request, Scope::Key).await?).await
 }
 
-async fn refusal(endpoint: &Endpoint, answer: StoreAnswer) -> Answer<Response<Body>> {
+async fn refusal(endpoint: &Endpoint, answer: ObjectStoreAnswer) -> Answer<Response<Body>> {
     match answer.status {
         400..500 => relay(endpoint, answer).await,
         _ => Err(S3Refusal::new(
@@ -177,9 +177,9 @@ pub fn request(
     named: &Named,
     query: Vec<(String, String)>,
     headers: HeaderMap,
-) -> StoreRequest {
+) -> ObjectStoreRequest {
     let (method, bucket, key) = (head.method.clone(), named.bucket.clone(), named.key.clone());
-    StoreRequest { method, bucket, key, query, headers }
+    ObjectStoreRequest { method, bucket, key, query, headers }
 }
 
 fn check_listing(named: &Named) -> Answer<()> {
@@ -216,8 +216,8 @@ fn check_listing(named: &Named) -> Answer<()> {
     Ok(())
 }
 
-/// The store's answer as ours. Its memory counts until the client has taken it.
-async fn relay(endpoint: &Endpoint, answer: StoreAnswer) -> Answer<Response<Body>> {
+/// The object store's answer as ours. Its memory counts until the client has taken it.
+async fn relay(endpoint: &Endpoint, answer: ObjectStoreAnswer) -> Answer<Response<Body>> {
     let (status, text) =
         (answer.status, String::from_utf8_lossy(&answer.body[..answer.body.len().min(4096)]));
     let is_ours = status == 403 || (300..400).contains(&status) && status != 304 || is_error(&text, &OURS);

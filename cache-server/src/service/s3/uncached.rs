@@ -5,7 +5,7 @@ use super::endpoint::Endpoint;
 use super::request::Named;
 use crate::objects::{Scope, StreamMemory};
 use bytes::Bytes;
-use forebay_dataset::source::{StoreRequest, normalise_object};
+use forebay_dataset::source::{ObjectStoreRequest, normalise_object};
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Result};
 use http::Method;
@@ -31,7 +31,7 @@ pub async fn version(endpoint: &Arc<Endpoint>, named: &Named) -> Result<Arc<Obje
 
 async fn ask_version(endpoint: Arc<Endpoint>, bucket: String, key: String) -> Result<Arc<ObjectVersion>> {
     let uri = format!("s3://{bucket}/{key}");
-    let request = StoreRequest {
+    let request = ObjectStoreRequest {
         method: Method::HEAD,
         bucket,
         key,
@@ -50,7 +50,7 @@ async fn ask_version(endpoint: Arc<Endpoint>, bucket: String, key: String) -> Re
 }
 
 /// Bytes of a version, as they come.
-pub struct StorePieces {
+pub struct UncachedPieces {
     endpoint: Arc<Endpoint>,
     named: Named,
     if_match: HeaderValue,
@@ -58,7 +58,7 @@ pub struct StorePieces {
     _memory: StreamMemory,
 }
 
-impl StorePieces {
+impl UncachedPieces {
     /// Waits until there is memory for what travels.
     pub async fn new(
         endpoint: &Arc<Endpoint>,
@@ -86,7 +86,7 @@ impl StorePieces {
         let range = HeaderValue::try_from(format!("bytes={start}-{}", end - 1));
         let range = range.map_err(|e| Error::invalid(e.to_string()))?;
         let Named { bucket, key, .. } = &self.named;
-        let request = StoreRequest {
+        let request = ObjectStoreRequest {
             method: Method::GET,
             bucket: bucket.clone(),
             key: key.clone(),

@@ -146,12 +146,10 @@ impl Receiver {
 /// The runs of a message, with steps counted in the epoch; `Corrupt` if they do not make up its rows.
 fn step_runs(meta: &v1::MessageMeta, start: u64, rows: u32) -> Result<Vec<StepRun>> {
     let bad = |why: &str| Error::corrupt(format!("a message's runs make no sense: {why}"));
-    if !meta.runs.len().is_multiple_of(3) {
-        return Err(bad("they are not triples"));
-    }
-    let mut runs = Vec::with_capacity(meta.runs.len() / 3);
+    let told = meta.row_runs()?;
+    let mut runs = Vec::with_capacity(told.len());
     let mut total = 0u64;
-    for run in meta.row_runs() {
+    for run in told {
         let step = start.checked_add(meta.first_step).and_then(|s| s.checked_add(u64::from(run.step)));
         let step = step.ok_or_else(|| bad("a step is out of range"))?;
         if run.rows == 0 {
@@ -172,5 +170,29 @@ fn same_digest(planned: OrderDigest, sent: OrderDigest) -> Result<()> {
         false => Err(Error::corrupt(format!(
             "a message holds other samples than planned: its digest is {sent}, the plan's {planned}"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::Kind;
+
+    #[test]
+    fn runs_that_make_no_sense_are_damage() {
+        let runs = |runs: &[u32], first_step| {
+            let meta = v1::MessageMeta { runs: runs.to_vec(), first_step, ..Default::default() };
+            step_runs(&meta, 10, 7).map(|runs| runs.iter().map(|run| run.step).collect::<Vec<_>>())
+        };
+        assert_eq!(runs(&[0, 5, 3, 2, 6, 4], 1).unwrap(), [11, 13]);
+        for (numbers, first_step, why) in [
+            (&[0, 5, 7, 2][..], 1, "not triples"),
+            (&[0, 5, 7, 0, 5, 0], 1, "one is empty"),
+            (&[0, 5, 6], 1, "they have 6 rows, the message 7"),
+            (&[0, 5, 7], u64::MAX, "out of range"),
+        ] {
+            let error = runs(numbers, first_step).unwrap_err();
+            assert!(error.kind == Kind::Corrupt && error.message.contains(why), "{error}");
+        }
     }
 }

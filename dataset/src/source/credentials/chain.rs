@@ -15,6 +15,7 @@ use aws_credential_types::provider::ProvideCredentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_types::os_shim_internal::Env;
 use aws_types::region::Region;
+use forebay_proto::Backoff;
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 use std::error::Error;
@@ -25,11 +26,12 @@ use tokio::sync::Mutex;
 /// How long the services behind a provider may take together.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Keys are renewed so long before they expire, or when three quarters of a shorter life have passed.
-const RENEW_BEFORE: Duration = Duration::from_secs(300);
+/// Keys are renewed so long before they expire at most, or half of a shorter life. Each process takes a time
+/// of its own: many got their keys in the same second.
+const RENEW_BEFORE: Duration = Duration::from_secs(600);
 
-/// Files that hold keys are read again so often, as tools renew session tokens there; so often the services
-/// are asked while keys cannot be renewed.
+/// Files that hold keys are read again after so long at most, as tools renew session tokens there; so are the
+/// services asked while keys cannot be renewed.
 pub(super) const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Where keys come from, and those that it gave last.
@@ -41,7 +43,7 @@ pub(super) struct Chain {
     /// The profile alone is asked.
     pub is_named: bool,
     pub asks_instance: bool,
-    /// How old keys without an end may be.
+    /// How old keys without an end may be at most.
     pub read_again: Option<Duration>,
     pub last: Mutex<Option<Last>>,
 }
@@ -86,11 +88,8 @@ impl Chain {
             token: given.session_token().map(str::to_owned),
         };
         let renew_in = match expires_at {
-            Some(at) => {
-                let life = at.duration_since(now).unwrap_or_default();
-                Some(life.saturating_sub(RENEW_BEFORE).max(life * 3 / 4))
-            }
-            None => self.read_again,
+            Some(at) => Some(renew_in(at.duration_since(now).unwrap_or_default())),
+            None => self.read_again.map(Backoff::once),
         };
         Ok(Last { keys: Arc::new(keys), renew_at: renew_in.map(|after| now + after), expires_at })
     }
@@ -110,12 +109,17 @@ impl CredentialProvider for Chain {
             (Ok(given), _) => Ok(last.insert(given).keys.clone()),
             (Err(e), Some(last)) if is_before(last.expires_at) => {
                 tracing::warn!(error = text(&e), "credentials cannot be renewed: those of before are used");
-                last.renew_at = Some(SystemTime::now() + ASK_AGAIN);
+                last.renew_at = Some(SystemTime::now() + Backoff::once(ASK_AGAIN));
                 Ok(last.keys.clone())
             }
             (Err(e), _) => Err(refused(e)),
         }
     }
+}
+
+/// When keys that live so long are renewed.
+fn renew_in(life: Duration) -> Duration {
+    life.saturating_sub(Backoff::once(RENEW_BEFORE.min(life / 2)))
 }
 
 /// As `source/faults.rs` tells them apart: a service that may answer later is generic.
@@ -129,8 +133,63 @@ fn refused(e: CredentialsError) -> object_store::Error {
     }
 }
 
-/// The error and its causes in one line.
+/// What tells that there is no good token of AWS SSO, as the SDK and the portal word it.
+const NO_SSO_TOKEN: [&str; 3] = ["SSO token", "/.aws/sso/cache/", "UnauthorizedException"];
+
+/// The error and its causes in one line, and what to do where somebody must log in.
 fn text(e: &CredentialsError) -> String {
     let causes = std::iter::successors(Some(e as &dyn Error), |&e| e.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let text = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    match NO_SSO_TOKEN.iter().any(|sign| text.contains(sign)) {
+        true => format!("{text}: log in by `aws sso login`"),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pauses of processes that act at the same time: neither too long nor too short, and not all alike.
+    fn spread(mut pauses: Vec<Duration>, [least, most]: [Duration; 2]) {
+        pauses.sort();
+        let (first, last) = (pauses[0], pauses[pauses.len() - 1]);
+        assert!(first >= least && last <= most, "{first:?} to {last:?}");
+        assert!(last - first > (most - least) / 4, "in step: {first:?} to {last:?}");
+    }
+
+    #[test]
+    fn processes_that_got_keys_together_renew_them_one_by_one() {
+        for (life, least, most) in [(3600, 3000, 3300), (900, 450, 675)] {
+            let [life, least, most] = [life, least, most].map(Duration::from_secs);
+            spread((0..50).map(|_| renew_in(life)).collect(), [least, most]);
+        }
+        assert_eq!(renew_in(Duration::ZERO), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn processes_whose_keys_cannot_be_renewed_ask_again_one_by_one() {
+        let none = [("AWS_CONFIG_FILE", "/nonexistent"), ("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")];
+        let keys = Arc::new(AwsCredential { key_id: "K".into(), secret_key: "s".into(), token: None });
+        let mut pauses = Vec::new();
+        for _ in 0..20 {
+            let renew_at = SystemTime::now();
+            let (keys, expires_at) = (keys.clone(), Some(renew_at + 10 * TIMEOUT));
+            let last = Last { keys, renew_at: Some(renew_at), expires_at };
+            let chain = Chain {
+                env: Env::from_slice(&none),
+                region: "us-east-1".into(),
+                profile: "none".into(),
+                is_named: true,
+                asks_instance: false,
+                read_again: None,
+                last: Mutex::new(Some(last)),
+            };
+            assert_eq!(chain.get_credential().await.unwrap().key_id, "K", "those of before");
+            let asked = SystemTime::now();
+            let again = chain.last.lock().await.as_ref().and_then(|last| last.renew_at).unwrap();
+            pauses.push(again.duration_since(asked).unwrap());
+        }
+        spread(pauses, [ASK_AGAIN / 3, ASK_AGAIN]);
+    }
 }

@@ -1,3 +1,5 @@
+mod sso;
+
 use super::*;
 use object_store::CredentialProvider;
 use std::time::{Duration, Instant};

@@ -117,7 +117,7 @@ pub fn missing(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     )];
     for key in &keys {
         let asked = log.iter().filter(|seen| seen.key == *key).count();
-        let claim = format!("requests for {key} in {took:.1?} at the store: {most} at most");
+        let claim = format!("requests for {key} in {took:.1?} at the object store: {most} at most");
         checks.push(Check::of(claim, asked.to_string(), (1..=most).contains(&asked)));
     }
     for key in [&keys[0], &keys[3]] {

@@ -113,7 +113,7 @@ fn of_others(arena: &Arena<'_>, signer: &Signer, object: &str) -> Vec<Sent> {
         ("another region", abroad, 400, "AuthorizationHeaderMalformed"),
         ("a guessed secret", by(&signer.key_id, "guess"), 403, MISMATCH),
         ("an unknown key", by("GUESS", S3_SECRET), 403, UNKNOWN_KEY),
-        ("the node's own key to the store", by(key_id, secret), 403, UNKNOWN_KEY),
+        ("the node's own key to the object store", by(key_id, secret), 403, UNKNOWN_KEY),
         ("a key that no principal has", by("NOBODY", S3_SECRET), 403, DENIED),
         ("a session token", get.clone().header("x-amz-security-token", "t"), 403, DENIED),
         ("two signatures", get.clone().header("authorization", "AWS4-HMAC-SHA256 b"), 400, "InvalidArgument"),

@@ -21,21 +21,21 @@ const PLANTED: [(&str, &str); 6] = [
     ("FOREBAY_SOURCE__S3_SECRET_ACCESS_KEY", STORE_SECRET),
 ];
 
-/// The secret by which the node asks its store.
+/// The secret by which the node asks its object store.
 const STORE_SECRET: &str = "planted-06-of-the-settings";
 
-/// Ids of keys: one that the store knows, and one that it does not.
+/// Ids of keys: one that the object store knows, and one that it does not.
 const KEY_IDS: [&str; 2] = ["AKIAPLANTED0000000000", "AKIAREFUSED0000000000"];
 
 /// How requests that are signed begin to say so.
 const SIGNATURE: &str = "Signature=";
 
-/// 43: nothing of any secret comes out anywhere, with logs at trace: from a node that the store serves, and
-/// from one that it refuses.
+/// 43: nothing of any secret comes out anywhere, with logs at trace: from a node that the object store
+/// serves, and from one that it refuses.
 pub fn planted(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     arena.store.keys().add(KEY_IDS[0], STORE_SECRET, None);
     let mut checks = Vec::new();
-    for (key_id, what) in KEY_IDS.into_iter().zip(["that the store serves", "that the store refuses"]) {
+    for (key_id, what) in KEY_IDS.into_iter().zip(["that S3 serves", "that S3 refuses"]) {
         let policy = Policy::new(arena.store, &ALL);
         let server = node(arena, &policy, key_id)?;
         let told = told(arena, &server, &policy)?;
@@ -78,7 +78,7 @@ fn node(arena: &Arena<'_>, policy: &Policy, key_id: &str) -> anyhow::Result<Serv
         .args(["--audit-file", &path("audit"), "--s3-listen", "127.0.0.1:0", "--s3-keys", &path("keys")])
         .env("FOREBAY_SOURCE__S3_ACCESS_KEY_ID", key_id)
         .env("FOREBAY_LOG", "trace")
-        // At this level, with a store that refuses, there are warnings.
+        // At this level, with an object store that refuses, there are warnings.
         .allow_log("");
     PLANTED.iter().fold(options, |options, (name, secret)| options.env(name, secret)).try_start()
 }

@@ -154,7 +154,7 @@ pub fn foreign_parts(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
         denied.push(("beside and above", spec(&uri(key))));
     }
     for uri in ["file:///proc/self/environ", "s3://other-bucket/x", "gs://x/y"] {
-        denied.push(("another store", spec(uri)));
+        denied.push(("another object store", spec(uri)));
     }
     let invalid = ["/../../audio", "/./x", "//x"].map(|end| ("dots", spec(&format!("{own}{end}"))));
     let good = [

@@ -56,8 +56,11 @@ pub fn run(world: &World) -> anyhow::Result<Findings> {
         looks.iter().skip(1).take_while(|look| look.hot == 0).map(|look| look.bytes_per_s).collect();
     let before = match alone.is_empty() {
         true => looks.first().map_or(f64::NAN, |look| look.bytes_per_s),
-        false => alone.iter().sum::<f64>() / alone.len() as f64,
+        false => mean(&alone),
     };
+    // From the first copies on, until the jobs stop: while further copies are made too.
+    let spread: Vec<f64> =
+        looks.iter().skip_while(|look| look.hot == 0).map(|look| look.bytes_per_s).collect();
     let pairs = looks.windows(4).map(|four| four.iter().map(|look| look.bytes_per_s).sum::<f64>() / 4.0);
     let after = pairs.fold(0.0, f64::max);
     let ratio = after / before;
@@ -65,6 +68,7 @@ pub fn run(world: &World) -> anyhow::Result<Findings> {
     found.value("hot_served_bytes_per_s_before", "bytes/s", before);
     found.value("hot_served_bytes_per_s_after", "bytes/s", after);
     found.value("hot_served_ratio", "ratio", ratio);
+    found.value("hot_served_mean_ratio", "ratio", mean(&spread) / before);
     found.value("hot_copies", "segments", held[1..].iter().sum::<u64>() as f64);
     let first_hot =
         looks.iter().position(|look| look.hot > 0).map_or(f64::NAN, |i| i as f64 * LOOK.as_secs_f64());
@@ -77,6 +81,11 @@ pub fn run(world: &World) -> anyhow::Result<Findings> {
     found.check(s3 == 0, format!("hot data: {s3} bytes from S3"));
     nodes.end()?;
     Ok(found)
+}
+
+/// NaN of none.
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
 }
 
 /// Looks at the nodes for as long as copies may take to be made.

@@ -1,6 +1,6 @@
 //! A node is drained and brought back, then all nodes are restarted one after the other. A job reads from the
-//! warm cache meanwhile. Judged are errors, values and bytes from S3; stalls, streams left and rows served
-//! afterwards have no target.
+//! warm cache meanwhile. Judged are errors, values, bytes from S3, and what the drained node still serves;
+//! stalls have no target.
 
 use super::faults::AFTERMATH;
 use super::jobs::steady;
@@ -35,6 +35,9 @@ pub fn run(world: &World, count: usize, replicas: u32, seed: u64) -> anyhow::Res
     found.value(format!("drain{suffix}_rows_served_afterwards"), "rows", afterwards as f64);
     found.value(format!("drain{suffix}_s3_bytes"), "bytes", s3 as f64);
     found.check(s3 == 0, format!("{what}: {s3} bytes from S3"));
+    let left = reply.streams_left;
+    found.check(left == 0, format!("{what}: {left} streams are left at the drained node"));
+    found.check(afterwards == 0, format!("{what}: the drained node served {afterwards} rows afterwards"));
     world.end(&what, reader, nodes, &mut found)?;
 
     let what = format!("rolling_restart{suffix}");

@@ -74,15 +74,13 @@ impl Network {
         Ok(network)
     }
 
-    /// A seat in each namespace.
+    /// A seat in each namespace. Their metrics can be had from outside too.
     pub fn seats(&self) -> Vec<Seat> {
         let seat = |node| {
-            Seat::at(format!("{}:{PORT}", self.address(node))).within([
-                "ip",
-                "netns",
-                "exec",
-                &self.space(node),
-            ])
+            let address = self.address(node);
+            let seat = Seat::at(format!("{address}:{PORT}"));
+            let seat = seat.args(["--metrics-listen", &format!("{address}:0")]);
+            seat.within(["ip", "netns", "exec", &self.space(node)])
         };
         (0..self.count).map(seat).collect()
     }

@@ -131,6 +131,16 @@ impl Nodes {
         self.status(runtime, node).ok().and_then(|status| status.counters).unwrap_or_default()
     }
 
+    /// How many segments each node had to fetch from the object store since its start although another one,
+    /// which did not answer in time, may have had them (docs/runbook.md). 0 of a node that is down.
+    pub fn missed(&self) -> anyhow::Result<Vec<f64>> {
+        let of = |server: &Option<Server>| match server {
+            Some(server) => server.metric("forebay_peer_missed_total"),
+            None => Ok(0.0),
+        };
+        self.running.iter().map(of).collect()
+    }
+
     /// Tells a node to drain, or to come back.
     pub fn drain(&self, runtime: &Runtime, node: usize, undo: bool) -> anyhow::Result<v1::DrainReply> {
         let node = Node::new(&self.urls[node])?;

@@ -76,7 +76,7 @@ async fn cold(s3: &S3Server, table: &Table) -> anyhow::Result<Cost> {
     Ok(Cost {
         from_s3: table.data_bytes(&log) as f64 / projected,
         from_s3_with_footers: table.object_bytes(&log) as f64 / projected,
-        written: counters.store_bytes_written as f64 / decoded,
+        written: counters.disk_bytes_written as f64 / decoded,
         written_by_kernel: written_by_kernel as f64 / decoded,
     })
 }

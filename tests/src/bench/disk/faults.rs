@@ -5,7 +5,7 @@
 use super::folder::{SmallDisk, du};
 use super::hits::stored_bytes;
 use super::node::status;
-use super::trainer::{Trained, TrainingBeside};
+use super::trainer::{self, Trained, TrainingBeside};
 use crate::harness::check::Findings;
 use crate::harness::fault::{self, Fault, Plan};
 use crate::harness::mnist;
@@ -29,7 +29,7 @@ pub struct FaultsSettings {
     pub segments: u64,
     /// How long S3 is gone.
     pub outage_s: u64,
-    /// Whether a training run reads beside the job.
+    /// Whether a training run reads beside the job: one that needs S3 where S3 fails.
     pub trainer: bool,
     /// Decides which requests fail.
     pub seed: u64,
@@ -54,6 +54,14 @@ enum DiskFault {
     Refuses,
     /// Everything on it vanishes.
     LosesFiles,
+}
+
+/// How often a fault struck.
+#[derive(Default)]
+struct Struck {
+    requests: AtomicU64,
+    /// Those for data of the training run.
+    of_training: AtomicU64,
 }
 
 /// Epochs that are read at most until a fault of one request in ten has struck: a small epoch has few
@@ -92,6 +100,9 @@ impl FaultsStage {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "faults", settings.segments, MIB_ROWS)?;
         mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist")?;
+        if settings.trainer {
+            TrainingBeside::upload(&s3)?;
+        }
         let stored_bytes = stored_bytes(&s3, &table).await?;
         Ok(Self { s3, table, stored_bytes, settings: *settings })
     }
@@ -135,22 +146,21 @@ impl FaultsStage {
         let folder = tempfile::tempdir()?;
         // A quarter of the data fits, so that S3 is needed all the time.
         let server = self.node(&[folder.path().join("cache")], self.stored_bytes / 4)?;
-        let training = self.training(&server, folder.path()).await?;
         let mut reader = self.reader(&server).await?;
         let mut read = reader.epoch().await?;
+        let training = match self.settings.trainer {
+            true => Some(TrainingBeside::start_fetching(&server, &self.s3, folder.path()).await?),
+            false => None,
+        };
         let lasts = Duration::from_secs(self.settings.outage_s);
         let until = Instant::now() + if what == ObjectStoreFault::IsGone { lasts } else { Duration::ZERO };
-        let (seed, struck) = (self.settings.seed, Arc::new(AtomicU64::new(0)));
-        let plan = match what {
-            ObjectStoreFault::Throttles => fault::share(0.1, seed, Fault::SlowDown),
-            ObjectStoreFault::BreaksOff => fault::share(0.1, seed, Fault::Cut),
-            ObjectStoreFault::IsGone => fault::lasting(lasts, Fault::SlowDown),
-        };
-        self.s3.inject(counted(plan, struck.clone()));
+        let struck = Arc::new(Struck::default());
+        self.s3.inject(counted(self.plan(what, lasts), struck.clone()));
+        training.as_ref().map_or(Ok(()), |training| training.forget(&server))?;
         let outcome = async {
             for epoch in 1.. {
                 read = read.and(reader.epoch().await?);
-                let has_struck = struck.load(Ordering::Relaxed) > 0 || epoch == EPOCHS_MAX;
+                let has_struck = struck.requests.load(Ordering::Relaxed) > 0 || epoch == EPOCHS_MAX;
                 if Instant::now() >= until && has_struck {
                     break;
                 }
@@ -159,13 +169,34 @@ impl FaultsStage {
             anyhow::Ok(read)
         }
         .await;
-        let trained = tokio::task::block_in_place(|| training.map(TrainingBeside::end).transpose());
+        let trained = trainer::end(training);
         self.s3.heal();
-        let mut found = self.findings(name, server, outcome, trained)?;
-        let struck = struck.load(Ordering::Relaxed);
-        found.value(format!("fault_{name}_requests"), "requests", struck as f64);
-        found.check(struck > 0, format!("{name}: {struck} requests failed so"));
+        let mut found = self.findings(name, server, outcome, &trained)?;
+        if what == ObjectStoreFault::IsGone {
+            // It may have read ahead.
+            let (row, least_s) = (format!("fault_{name}_training_wait_s"), 0.5 * lasts.as_secs_f64());
+            trainer::judge_wait(name, row, least_s, &trained, &mut found);
+        }
+        let requests = struck.requests.load(Ordering::Relaxed);
+        found.value(format!("fault_{name}_requests"), "requests", requests as f64);
+        found.check(requests > 0, format!("{name}: {requests} requests failed so"));
+        if self.settings.trainer {
+            let of_training = struck.of_training.load(Ordering::Relaxed);
+            found.value(format!("fault_{name}_training_requests"), "requests", of_training as f64);
+            let text = format!("{name}: {of_training} requests for data of the training run failed so");
+            found.check(of_training > 0, text);
+        }
         Ok(found)
+    }
+
+    /// When a fault of S3 strikes.
+    fn plan(&self, what: ObjectStoreFault, lasts: Duration) -> Plan {
+        let tenth = |fault| with_training(fault::share(0.1, self.settings.seed, fault), fault);
+        match what {
+            ObjectStoreFault::Throttles => tenth(Fault::SlowDown),
+            ObjectStoreFault::BreaksOff => tenth(Fault::Cut),
+            ObjectStoreFault::IsGone => fault::lasting(lasts, Fault::SlowDown),
+        }
     }
 
     async fn disk_fault(&self, name: &str, what: DiskFault) -> anyhow::Result<Findings> {
@@ -198,7 +229,7 @@ impl FaultsStage {
         heal(what, &cache);
         let outcome = outcome.map(|epoch| read.and(epoch));
         let fetched = self.table.data_bytes(&self.s3.log()) as f64 / self.table.projected_bytes() as f64;
-        let trained = tokio::task::block_in_place(|| training.map(TrainingBeside::end).transpose());
+        let trained = trainer::end(training);
         // The cache's limit is three times the small disk. Fills that find it full at the same time leave
         // some room.
         let filled = disk.as_ref().map(|disk| du(&disk.folder()) as f64 / self.small_disk_bytes() as f64);
@@ -206,7 +237,7 @@ impl FaultsStage {
             DiskFault::IsFull | DiskFault::OneOfTwoIsFull => None,
             _ => Some(self.stores_again(&server, &mut reader).await?),
         };
-        let mut found = self.findings(name, server, outcome, trained)?;
+        let mut found = self.findings(name, server, outcome, &trained)?;
         found.value(format!("fault_{name}_s3_epochs"), "epochs", fetched);
         // Three epochs; the next one, prefetched whole; and of the one after it the part that the job has
         // passed.
@@ -234,7 +265,7 @@ impl FaultsStage {
     async fn stores_again(&self, server: &Server, reader: &mut Reader) -> anyhow::Result<Option<f64>> {
         let written = async || {
             let status = status(server).await?;
-            anyhow::Ok(status.counters.context("a node has counters")?.store_bytes_written)
+            anyhow::Ok(status.counters.context("a node has counters")?.disk_bytes_written)
         };
         let (before, since) = (written().await?, Instant::now());
         while since.elapsed() < Duration::from_secs(60) {
@@ -255,7 +286,7 @@ impl FaultsStage {
         name: &str,
         server: Server,
         outcome: anyhow::Result<EpochRead>,
-        trained: anyhow::Result<Option<Trained>>,
+        trained: &anyhow::Result<Option<Trained>>,
     ) -> anyhow::Result<Findings> {
         let mut found = Findings::default();
         match outcome {
@@ -268,14 +299,7 @@ impl FaultsStage {
             }
             Err(error) => found.check(false, format!("{name}: the job failed: {error:#}")),
         }
-        match trained {
-            Ok(Some(trained)) => {
-                let equal = tokio::task::block_in_place(|| trained.equals_plan(&self.s3))?;
-                found.check(equal, format!("{name}: training went on to its end, {trained}"));
-            }
-            Ok(None) => {}
-            Err(error) => found.check(false, format!("{name}: training failed: {error:#}")),
-        }
+        trainer::judge_end(name, trained, &self.s3, &mut found)?;
         let panicked = server.log().contains("panicked");
         let stopped = server.try_stop();
         found.check(!panicked && stopped.is_ok(), format!("{name}: the node lives and stops when told"));
@@ -314,11 +338,20 @@ impl FaultsStage {
 /// stream's window, and two messages on their way.
 const AHEAD_MIB: f64 = 2.0 * (2.0 + 1.0 + 2.0 * 1.5);
 
+/// The same plan, which also strikes the first request for data of the training run: a tenth of the few that
+/// it makes may be none.
+fn with_training(mut plan: Plan, fault: Fault) -> Plan {
+    let mut first = Some(fault);
+    Box::new(move |seen| plan(seen).or_else(|| if trainer::needs_s3(seen) { first.take() } else { None }))
+}
+
 /// The same plan, which counts how often it struck.
-fn counted(mut plan: Plan, struck: Arc<AtomicU64>) -> Plan {
+fn counted(mut plan: Plan, struck: Arc<Struck>) -> Plan {
     Box::new(move |seen| {
         let fault = plan(seen);
-        struck.fetch_add(u64::from(fault.is_some()), Ordering::Relaxed);
+        let of_training = fault.is_some() && trainer::needs_s3(seen);
+        struck.requests.fetch_add(u64::from(fault.is_some()), Ordering::Relaxed);
+        struck.of_training.fetch_add(u64::from(of_training), Ordering::Relaxed);
         fault
     })
 }

@@ -159,9 +159,14 @@ fn judge(what: &str, seen: &[HangSeen], found: &mut Findings) {
             found.skip(format!("{what}: what threads wait for cannot be seen here"));
             continue;
         }
-        let most = (hung + 1).min(THREADS_LOST_MAX + LOOKING);
+        let threads_max = THREADS_LOST_MAX + LOOKING;
         let text = format!(
-            "{what}: {hung} threads waited for the disk when it was set aside, {lost} some epochs later: {most} at most"
+            "{what}: {hung} threads waited for the disk when it was set aside, {threads_max} at most"
+        );
+        found.check(hung <= threads_max, text);
+        let most = (hung + 1).min(threads_max);
+        let text = format!(
+            "{what}: some epochs after {hung} threads waited for the disk, {lost} did: {most} at most"
         );
         found.check(lost <= most, text);
     }

@@ -98,7 +98,7 @@ async fn peak(s3: &S3Server, table: &Table, settings: &MemorySettings) -> anyhow
     watch.await?;
     let resident = kib(server.pid(), "VmHWM").unwrap_or(0);
     let counters = counters(&server).await?;
-    anyhow::ensure!(counters.evictions > 0 && counters.bypassed > 0, "nothing was evicted or in transit");
+    anyhow::ensure!(counters.evictions > 0 && counters.bypassed > 0, "nothing was evicted or kept in memory");
     server.try_stop()?;
     let [anonymous, files] = [0, 1].map(|part: usize| parts[part].load(Ordering::Relaxed));
     let [resident_mib, anonymous_mib, files_mib] =

@@ -3,9 +3,8 @@
 //! end of the outage and go on. Another job has less patience than the outage lasts: it ends, and says why.
 
 use super::hits::stored_bytes;
-use super::trainer::{Trained, TrainingBeside};
+use super::trainer::{self, Trained, TrainingBeside};
 use crate::harness::check::Findings;
-use crate::harness::mnist;
 use crate::harness::process::{Run, Server, ServerOptions};
 use crate::harness::reader::{EpochRead, Job, Reader};
 use crate::harness::s3::S3Server;
@@ -21,12 +20,6 @@ const HOST: &str = "s3.forebay.test";
 /// What a wait may take longer than the outage and one request together. Generous: the machine may be loaded.
 const AFTERWARDS: Duration = Duration::from_secs(20);
 
-/// Where the dataset of the training run lies.
-const TRAINED: &str = "mnist";
-
-/// More of it than footers: the training run reads, as nobody else reads it.
-const FETCHED_BYTES: u64 = 4 << 20;
-
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
 pub struct OutagesSettings {
@@ -38,6 +31,8 @@ pub struct OutagesSettings {
     pub request_timeout_s: u64,
     /// Whether a training run reads beside the jobs.
     pub trainer: bool,
+    /// Whether another job has less patience than the outage lasts.
+    pub hasty: bool,
     /// Decides the order of samples.
     pub seed: u64,
 }
@@ -62,7 +57,7 @@ pub fn run(runtime: &Runtime, settings: &OutagesSettings) -> anyhow::Result<Find
 }
 
 /// A dataset, MNIST, and the object store that holds them.
-struct OutagesStage {
+pub struct OutagesStage {
     s3: S3Server,
     table: Table,
     stored_bytes: u64,
@@ -123,13 +118,20 @@ impl RouteToS3 {
 }
 
 impl OutagesStage {
-    async fn new(settings: &OutagesSettings) -> anyhow::Result<Self> {
+    /// Puts the data into an object store.
+    pub async fn new(settings: &OutagesSettings) -> anyhow::Result<Self> {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "outages", settings.segments, MIB_ROWS)?;
-        // More segments than a stream holds: for those it needs nobody.
-        mnist::upload_folder(&s3, &mnist::folder().join("train"), TRAINED)?;
+        if settings.trainer {
+            TrainingBeside::upload(&s3)?;
+        }
         let stored_bytes = stored_bytes(&s3, &table).await?;
         Ok(Self { s3, table, stored_bytes, settings: *settings })
+    }
+
+    /// Nothing comes back on any connection.
+    pub async fn black_hole(&self) -> anyhow::Result<Findings> {
+        self.one("black_hole", Outage::BlackHole).await
     }
 
     async fn one(&self, name: &str, outage: Outage) -> anyhow::Result<Findings> {
@@ -143,19 +145,24 @@ impl OutagesStage {
         let server = self.node(&route, folder.path())?;
         let lasts = Duration::from_secs(self.settings.outage_s);
         let mut patient = self.reader(&server, 4 * lasts + Duration::from_secs(120)).await?;
-        let mut hasty = self.reader(&server, lasts / 4).await?;
+        let mut hasty = match self.settings.hasty {
+            true => Some(self.reader(&server, lasts / 4).await?),
+            false => None,
+        };
         let mut read = patient.epoch().await?;
-        let training = self.training(&server, folder.path()).await?;
+        let training = match self.settings.trainer {
+            true => Some(TrainingBeside::start_fetching(&server, &self.s3, folder.path()).await?),
+            false => None,
+        };
 
         route.cut()?;
         let began = Instant::now();
-        if training.is_some() {
-            self.forget(&server, &self.s3.uri(TRAINED))?;
-        }
+        training.as_ref().map_or(Ok(()), |training| training.forget(&server))?;
         let gives_up = async {
+            let hasty = hasty.as_mut()?;
             loop {
                 if let Err(error) = hasty.epoch().await {
-                    return (began.elapsed(), format!("{error:#}"));
+                    return Some((began.elapsed(), format!("{error:#}")));
                 }
             }
         };
@@ -175,9 +182,10 @@ impl OutagesStage {
         let struck = route.wire.struck();
         found.check(struck > 0, format!("outage {name}: {struck} connections were struck"));
         self.judge_patient(name, outcome, &mut found);
-        self.judge_hasty(name, gave_up.ok(), &mut found);
-        let trained = tokio::task::block_in_place(|| training.map(TrainingBeside::end).transpose());
-        self.judge_training(name, trained, &mut found)?;
+        if self.settings.hasty {
+            self.judge_hasty(name, gave_up.ok().flatten(), &mut found);
+        }
+        self.judge_training(name, &trainer::end(training), &mut found)?;
         let panicked = server.log().contains("panicked");
         let stopped = server.try_stop();
         found.check(
@@ -225,24 +233,12 @@ impl OutagesStage {
     fn judge_training(
         &self,
         name: &str,
-        trained: anyhow::Result<Option<Trained>>,
+        trained: &anyhow::Result<Option<Trained>>,
         found: &mut Findings,
     ) -> anyhow::Result<()> {
-        match trained {
-            Ok(Some(trained)) => {
-                let (wait, least) = (trained.longest_wait_s(), self.least_wait_s());
-                found.value(format!("outage_{name}_training_wait_s"), "s", wait);
-                let text = format!(
-                    "outage {name}: a step of the training run waited {wait:.1} s, {least:.1} at least"
-                );
-                found.check(wait >= least, text);
-                let equal = tokio::task::block_in_place(|| trained.equals_plan(&self.s3))?;
-                found.check(equal, format!("outage {name}: training went on to its end, {trained}"));
-            }
-            Ok(None) => {}
-            Err(error) => found.check(false, format!("outage {name}: training failed: {error:#}")),
-        }
-        Ok(())
+        let (what, row) = (format!("outage {name}"), format!("outage_{name}_training_wait_s"));
+        trainer::judge_wait(&what, row, self.least_wait_s(), trained, found);
+        trainer::judge_end(&what, trained, &self.s3, found)
     }
 
     /// A job that needs S3 waits nearly as long as the outage lasts: it may have read ahead.
@@ -269,34 +265,6 @@ impl OutagesStage {
         let mut job = Job::new(self.settings.seed, u64::MAX / 2);
         job.settings.patience = patience;
         Reader::start(&server.endpoint, &self.table, &job).await
-    }
-
-    /// A training run of whose data the node has fetched some, if one is wanted.
-    async fn training(&self, server: &Server, folder: &Path) -> anyhow::Result<Option<TrainingBeside>> {
-        if !self.settings.trainer {
-            return Ok(None);
-        }
-        self.s3.take_log();
-        // Enough epochs that it still trains when the outage has begun.
-        let training = TrainingBeside::start(server, &self.s3.uri(TRAINED), folder, 6)?;
-        let since = Instant::now();
-        while self.fetched(TRAINED) < FETCHED_BYTES {
-            anyhow::ensure!(since.elapsed() < Duration::from_secs(60), "training asks for no data");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        Ok(Some(training))
-    }
-
-    /// Bytes of objects under a prefix that have left S3 since its log was emptied.
-    fn fetched(&self, prefix: &str) -> u64 {
-        self.s3.log().iter().filter(|seen| seen.key.starts_with(prefix)).map(|seen| seen.bytes).sum()
-    }
-
-    /// Has the node drop what it holds of a dataset: only S3 has it then.
-    fn forget(&self, server: &Server, uri: &str) -> anyhow::Result<()> {
-        let free = Run::find("forebay")?.args(["free", uri, "--endpoint", &server.endpoint]);
-        tokio::task::block_in_place(|| free.stdout())?;
-        Ok(())
     }
 }
 

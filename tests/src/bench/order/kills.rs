@@ -2,7 +2,7 @@
 //! from one cache node or from three.
 
 use super::dataset::open;
-use super::reader::{Checkpoint, GLOBAL_BATCH, WORLDS, settings};
+use super::reader::{Checkpoint, GLOBAL_BATCH, SampleCounts, WORLDS, samples, settings};
 use crate::harness::check::{Check, Findings};
 use crate::harness::reader::planned_digest;
 use crate::harness::report::Row;
@@ -25,10 +25,7 @@ pub fn run(
 ) -> anyhow::Result<Findings> {
     let endpoint = endpoints.first().context("there is a cluster")?.as_str();
     let folder = tempfile::tempdir()?;
-    let (steps_per_epoch, dataset_rows) = {
-        let rows = runtime.block_on(open(endpoint, uri))?.manifest.rows();
-        (rows.div_ceil(GLOBAL_BATCH), rows)
-    };
+    let steps_per_epoch = runtime.block_on(open(endpoint, uri))?.manifest.rows().div_ceil(GLOBAL_BATCH);
     let most = 40;
     // Kills come 20 steps and a few milliseconds after a start, on average; twice as many steps leave some
     // for the last process.
@@ -53,10 +50,8 @@ pub fn run(
     let (seen, straight) = (Checkpoint::load(&path)?.seen, Checkpoint::load(&undisturbed)?.seen);
     let planned = runtime.block_on(planned(endpoint, uri, epochs))?;
     let order = seen.iter().map(|(epoch, seen)| (*epoch, (seen.digest.clone(), seen.samples))).collect();
-    let exact = seen == straight && planned == order && killed == kills;
-    let counted: u64 = seen.values().map(|s| s.samples).sum();
-    let wanted = dataset_rows * epochs;
-    let (lost, repeated) = (wanted.saturating_sub(counted), counted.saturating_sub(wanted));
+    let (lost, repeated) = lost_and_repeated(&samples(&path)?, &samples(&undisturbed)?);
+    let exact = seen == straight && planned == order && killed == kills && lost == 0 && repeated == 0;
     let verdict = format!(
         "{killed} kills over {epochs} epochs, seed {seed}: digests of order and values {} the undisturbed run's, samples lost {lost}, \
          repeated {repeated}",
@@ -70,6 +65,18 @@ pub fn run(
         row("kills_digests_equal", "1 = yes", f64::from(u8::from(exact))),
     ];
     Ok(Findings { rows, checks: vec![Check::of(verdict, "", exact)] })
+}
+
+/// How many samples were read less often than they should be, and how many more often: one of each does not
+/// make up for the other.
+fn lost_and_repeated(read: &SampleCounts, wanted: &SampleCounts) -> (u64, u64) {
+    let missing = |of: &SampleCounts, from: &SampleCounts| {
+        let times = |(sample, times): (&(u64, u64), &u64)| {
+            times.saturating_sub(from.get(sample).copied().unwrap_or_default())
+        };
+        of.iter().map(times).sum::<u64>()
+    };
+    (missing(wanted, read), missing(read, wanted))
 }
 
 fn reader(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path) -> anyhow::Result<Command> {
@@ -117,4 +124,18 @@ async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTree
         Ok((epoch, (digest.to_string(), dataset.manifest.rows())))
     };
     (0..epochs).map(seen).collect()
+}
+
+#[test]
+fn a_sample_that_comes_twice_does_not_make_up_for_one_that_is_lost() {
+    let counts = |samples: &[(u64, u64)]| {
+        let mut counts = SampleCounts::new();
+        samples.iter().for_each(|sample| *counts.entry(*sample).or_default() += 1);
+        counts
+    };
+    // Two images of the first epoch are alike.
+    let wanted = counts(&[(0, 1), (0, 2), (0, 2), (1, 1), (1, 2)]);
+    assert_eq!(lost_and_repeated(&wanted, &wanted), (0, 0));
+    assert_eq!(lost_and_repeated(&counts(&[(0, 1), (0, 1), (0, 2), (1, 1), (1, 2)]), &wanted), (1, 1));
+    assert_eq!(lost_and_repeated(&counts(&[(0, 1), (0, 2), (0, 2), (0, 2), (1, 1)]), &wanted), (1, 1));
 }

@@ -1,5 +1,5 @@
-//! The cost of plans for a node: a test of the server's crate measures it (`read/plans/tests/measure.rs`), as
-//! only that can.
+//! The cost of plans for a node, and of a status: tests of the server's crate measure it
+//! (`read/plans/tests/measure.rs`, `service/control/status/tests.rs`), as only they can.
 
 use crate::harness::check::Findings;
 use crate::harness::process::Run;
@@ -7,17 +7,27 @@ use crate::harness::report::Row;
 use anyhow::Context;
 use std::time::Duration;
 
-/// The rows that the program must print, with their units: a line each, name and value.
-const ROWS: [(&str, &str); 2] = [("look_ms", "ms"), ("order_bytes_per_stream", "bytes")];
+/// The tests. Each runs by itself: memory is measured too.
+const TESTS: [&str; 2] = ["what_plans_cost", "what_a_status_costs"];
 
-/// A look at what to prefetch holds a lock that announcements need.
-const LOOK_MS: f64 = 1.0;
+/// The rows that they must print, with their units: a line each, name and value.
+const ROWS: [(&str, &str); 3] = [("look_ms", "ms"), ("order_bytes_per_stream", "bytes"), ("status_ms", "ms")];
+
+/// Rows that are judged. A look at what to prefetch holds a lock that announcements need; `forebay top` asks
+/// for a status each second.
+const LIMITS_MS: [(&str, f64); 2] = [("look_ms", 1.0), ("status_ms", 1.0)];
 
 /// Cargo may have to build the program first.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// Runs the program by cargo, so that it is the one of this commit.
+/// Runs the tests by cargo, so that they are those of this commit.
 pub fn run() -> anyhow::Result<Findings> {
+    let texts = TESTS.iter().map(|test| measured(test)).collect::<anyhow::Result<Vec<String>>>()?;
+    findings(&texts.concat())
+}
+
+/// What a test prints.
+fn measured(test: &str) -> anyhow::Result<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let workspace = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
     let run = Run::program(cargo, "cargo test").args([
@@ -27,9 +37,9 @@ pub fn run() -> anyhow::Result<Findings> {
         "--manifest-path",
         workspace,
     ]);
-    let run = run.args(["--package", "forebay-server", "--lib", "what_plans_cost"]);
+    let run = run.args(["--package", "forebay-server", "--lib", test]);
     let text = run.args(["--", "--ignored", "--nocapture"]).limit(LIMIT).stdout()?;
-    findings(&String::from_utf8_lossy(&text))
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn findings(text: &str) -> anyhow::Result<Findings> {
@@ -41,8 +51,10 @@ fn findings(text: &str) -> anyhow::Result<Findings> {
     for (name, unit) in ROWS {
         found.rows.push(Row::of(name, unit, &[value(name)?]));
     }
-    let look_ms = value("look_ms")?;
-    found.check(look_ms < LOOK_MS, format!("look_ms = {look_ms:.3}, below {LOOK_MS}"));
+    for (name, limit_ms) in LIMITS_MS {
+        let ms = value(name)?;
+        found.check(ms < limit_ms, format!("{name} = {ms:.3}, below {limit_ms}"));
+    }
     Ok(found)
 }
 
@@ -51,12 +63,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_read_and_the_look_is_judged() {
-        let found = findings("look_ms 0.250\norder_bytes_per_stream 812\n").expect("rows");
+    fn rows_are_read_and_judged() {
+        let of = |look: f64, status: f64| {
+            let text = format!("look_ms {look}\norder_bytes_per_stream 812\nstatus_ms {status}\n");
+            findings(&text).expect("rows")
+        };
+        let found = of(0.25, 0.125);
         assert_eq!((found.rows[1].value, found.broken().as_str()), (812.0, ""));
-        assert!(
-            findings("look_ms 1.5\norder_bytes_per_stream 1\n").is_ok_and(|found| !found.broken().is_empty())
-        );
-        assert!(findings("order_bytes_per_stream 812\n").is_err());
+        assert!(of(1.5, 0.125).broken().contains("look_ms"));
+        assert!(of(0.25, 1.5).broken().contains("status_ms"));
+        assert!(findings("look_ms 0.25\norder_bytes_per_stream 812\n").is_err());
     }
 }

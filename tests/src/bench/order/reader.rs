@@ -1,17 +1,22 @@
 //! The process that gets killed: it reads all ranks of a world in lockstep and checkpoints after every step.
 //!
 //! A checkpoint holds the loader state and the digests so far, and is replaced atomically, as a trainer's is.
-//! Samples that a killed process had read beyond it count as not read.
+//! Samples that a killed process had read beyond it count as not read. Beside it lie the samples themselves,
+//! each by a hash of its values, so that one that is lost can be told from one that comes twice.
 
 use super::dataset::open;
 use anyhow::Context;
+use arrow::array::AsArray;
+use arrow::datatypes::{Int64Type, UInt8Type};
 use clap::Args;
 use forebay_client::loader::Shuffle;
 use forebay_client::{Batch, Event, Loader, LoaderSettings};
 use forebay_proto::digest::{ContentDigest, OrderDigest};
+use forebay_proto::hash::Hash64;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::io::Write;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Divisible by every world size that is tried.
@@ -70,6 +75,8 @@ pub struct Checkpoint {
     state: Option<Vec<u8>>,
     /// By epoch.
     pub seen: BTreeMap<u64, EpochSeen>,
+    /// Bytes of the samples read so far.
+    sample_bytes: u64,
 }
 
 impl Checkpoint {
@@ -86,6 +93,42 @@ impl Checkpoint {
         std::fs::write(&tmp, serde_json::to_vec(self)?)?;
         Ok(std::fs::rename(tmp, path)?)
     }
+}
+
+/// How often each sample was read, by its epoch and the hash of its values.
+pub type SampleCounts = HashMap<(u64, u64), u64>;
+
+/// The samples that were read up to the checkpoint at `path`.
+pub fn samples(path: &Path) -> anyhow::Result<SampleCounts> {
+    let bytes = std::fs::read(samples_path(path))?;
+    let (pairs, []) = bytes.as_chunks::<16>() else { anyhow::bail!("half a sample in {}", path.display()) };
+    let mut counts = SampleCounts::new();
+    for pair in pairs {
+        let sample = u128::from_le_bytes(*pair);
+        *counts.entry(((sample >> 64) as u64, sample as u64)).or_default() += 1;
+    }
+    Ok(counts)
+}
+
+fn samples_path(checkpoint: &Path) -> PathBuf {
+    checkpoint.with_extension("samples")
+}
+
+/// The samples of a batch as they are kept: for each one its epoch and the hash of its values.
+fn kept_samples(batch: &Batch) -> anyhow::Result<Vec<u8>> {
+    let (images, labels) = (batch.column("image")?, batch.column("label")?);
+    let images = images.as_fixed_size_list_opt().context("images are lists")?;
+    let labels = labels.as_primitive_opt::<Int64Type>().context("labels are numbers")?;
+    let mut kept = Vec::new();
+    for row in (0..batch.rows()).filter(|row| batch.mask.as_ref().is_none_or(|mask| mask.value(*row))) {
+        let image = images.value(row);
+        let mut hash = Hash64::default();
+        hash.update(image.as_primitive_opt::<UInt8Type>().context("images are of bytes")?.values());
+        hash.update(&labels.value(row).to_le_bytes());
+        let sample = u128::from(batch.epoch) << 64 | u128::from(hash.digest());
+        kept.extend(sample.to_le_bytes());
+    }
+    Ok(kept)
 }
 
 /// What its order depends on, and how much it reads ahead.
@@ -113,15 +156,21 @@ pub async fn run(options: &ReaderOptions) -> anyhow::Result<()> {
         Loader::start(&dataset, settings)
     };
     let mut ranks = (0..options.world).map(start).collect::<Result<Vec<_>, _>>()?;
+    // What a killed process had written beyond its checkpoint goes.
+    let samples = samples_path(&options.checkpoint);
+    let mut samples = File::options().create(true).write(true).truncate(false).open(samples)?;
+    samples.set_len(checkpoint.sample_bytes)?;
+    samples.seek(SeekFrom::End(0))?;
     let mut stdout = std::io::stdout();
     loop {
-        let mut going = false;
+        let (mut going, mut read) = (false, Vec::new());
         for rank in &mut ranks {
             match rank.next().await? {
                 Some(Event::Batch(batch)) => {
                     going = true;
                     let seen = checkpoint.seen.entry(batch.epoch).or_default();
                     seen.add(&batch)?;
+                    read.extend(kept_samples(&batch)?);
                 }
                 Some(Event::EpochEnd(_)) => going = true,
                 None => {}
@@ -129,6 +178,8 @@ pub async fn run(options: &ReaderOptions) -> anyhow::Result<()> {
         }
         let first = ranks.first().context("a world has ranks")?;
         checkpoint.state = Some(first.state_dict());
+        samples.write_all(&read)?;
+        checkpoint.sample_bytes += read.len() as u64;
         checkpoint.save(&options.checkpoint)?;
         if !going {
             return Ok(());

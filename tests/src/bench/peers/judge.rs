@@ -13,12 +13,13 @@ pub const CPU_AT_MOST: f64 = 0.2;
 /// The unit of rows a second over those of one peer.
 pub const OF_PEER: &str = "of that peer";
 
-/// Rows a second over the best peer's, at least.
+/// Rows a second over the best peer's, at least. Peers do not read N.
 pub fn least_speed(shape: Shape) -> f64 {
     match shape {
         Shape::X => 10.0,
         Shape::T => 4.0,
         Shape::B => 1.2,
+        Shape::N => 0.0,
     }
 }
 
@@ -28,6 +29,7 @@ pub fn least_speed_in_python(shape: Shape) -> f64 {
         Shape::X => 5.0,
         Shape::T => 4.0,
         Shape::B => 1.2,
+        Shape::N => 0.0,
     }
 }
 

@@ -1,5 +1,5 @@
-//! Where everybody reads: the data in an object store, the store seen through a slow proxy, a copy of the
-//! files on this machine, and a node that has it all on its disk.
+//! Where everybody reads: the data in an object store, the same through a slow proxy, a copy of the files on
+//! this machine, and a node that has it all on its disk.
 
 use super::consumer::{Content, Half, HalfRead, PeerEpochs};
 use super::peer::{Peer, PeerSource, Standing, WINDOW};
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// What all subjects read.
 pub struct PeerStage {
-    /// Dropped before the store that it reads.
+    /// Dropped before the object store that it reads.
     node: Server,
     proxy: SlowProxy,
     s3: S3Server,

@@ -27,7 +27,7 @@ pub const VIEWS: &str = "views";
 
 /// Where both sides read.
 pub struct PythonStage {
-    /// Dropped before the store that it reads.
+    /// Dropped before the object store that it reads.
     node: Server,
     s3: S3Server,
     processes: PythonProcesses,

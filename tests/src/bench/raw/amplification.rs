@@ -1,4 +1,4 @@
-//! How often a byte leaves the store: readers of one object at once, on three nodes.
+//! How often a byte leaves the object store: readers of one object at once, on three nodes.
 
 use super::load::get_once;
 use super::scale::{RawScale, judge};

@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Objects in a store.
+/// Objects in an object store.
 pub struct MadeSet {
     objects: Vec<(String, MadeObject)>,
     pub bytes: u64,

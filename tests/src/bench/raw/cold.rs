@@ -1,5 +1,5 @@
-//! A cold object read from its beginning to its end, behind a store that is 30 ms away, beside a direct
-//! reader with as many requests at once.
+//! A cold object read from its beginning to its end, behind an object store that is 30 ms away, beside a
+//! direct reader with as many requests at once.
 
 use super::load::get_once;
 use super::scale::{RawScale, judge};

@@ -38,7 +38,7 @@ pub struct RawKillsSettings {
     pub seed: u64,
 }
 
-/// The store, the set, and what nodes are started with.
+/// The object store, the set, and what nodes are started with.
 struct KillsStage {
     runtime: Runtime,
     s3: S3Server,
@@ -103,7 +103,7 @@ impl KillsStage {
         RawReaders::new(client_of(node)?, &node.endpoint, &self.runtime)
     }
 
-    /// Bytes of objects that left the store since it was last asked.
+    /// Bytes of objects that left the object store since it was last asked.
     fn s3_bytes(&self) -> u64 {
         self.s3.take_log().iter().filter(|seen| seen.is_object_get()).map(|seen| seen.bytes).sum()
     }
@@ -135,7 +135,7 @@ impl KillsStage {
             let is_whole = wrong == 0 && bytes == self.set.bytes && s3_bytes == expected;
             found.check(
                 is_whole,
-                format!("{what}: {bytes} bytes compared, {wrong} wrong, {s3_bytes} from the store"),
+                format!("{what}: {bytes} bytes compared, {wrong} wrong, {s3_bytes} from the object store"),
             );
         };
         let node = self.start(&one, &folders[0], &[])?;

@@ -1,5 +1,5 @@
-//! nginx as a cache of slices before the store, from Debian's package. A request's signature covers the
-//! header Range, which nginx rewrites to slices, so its requests carry theirs in the URL.
+//! nginx as a cache of slices before the object store, from Debian's package. A request's signature covers
+//! the header Range, which nginx rewrites to slices, so its requests carry theirs in the URL.
 
 use crate::harness::ports::free_addresses;
 use crate::harness::process::tie;
@@ -22,7 +22,7 @@ pub fn program() -> Option<PathBuf> {
 }
 
 impl Nginx {
-    /// Starts it before a store, with an empty cache in this folder.
+    /// Starts it before an object store, with an empty cache in this folder.
     pub fn start(program: &Path, store: &str, folder: &Path) -> anyhow::Result<Self> {
         let address = free_addresses(1)?.pop().context("an address")?;
         let host = store.trim_start_matches("http://");

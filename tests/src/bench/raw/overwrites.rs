@@ -99,7 +99,7 @@ pub fn run(settings: &OverwritesSettings) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
-/// One object, overwritten before one of the store's answers for it.
+/// One object, overwritten before one of the object store's answers for it.
 fn one(
     stage: &RawStage,
     objects: &Objects,
@@ -135,9 +135,9 @@ fn one(
     let after = read(reader)?;
     anyhow::ensure!(
         after.is_whole && after.bytes == now,
-        "{key}: afterwards its bytes are others than the store's"
+        "{key}: afterwards its bytes are others than the object store's"
     );
-    // The store keeps its objects in memory.
+    // The object store keeps its objects in memory.
     stage.s3.objects().delete(&stage.s3.bucket, &key);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A store, a node whose endpoint serves it, and the key to that.
+//! An object store, a node whose endpoint serves it, and the key to that.
 
 use crate::bench::stages::runtime;
 use crate::harness::process::{Server, ServerOptions};
@@ -10,9 +10,9 @@ use tokio::runtime::Runtime;
 
 const KEY: (&str, &str) = ("bench", "secret-of-the-bench");
 
-/// The node that is measured, and its store.
+/// The node that is measured, and its object store.
 pub struct RawStage {
-    /// Dropped before the store that it reads.
+    /// Dropped before the object store that it reads.
     pub node: Server,
     pub s3: S3Server,
     pub runtime: Runtime,
@@ -28,7 +28,7 @@ impl RawStage {
         Ok(Self { node, s3, runtime: runtime()?, folder })
     }
 
-    /// A client of the store.
+    /// A client of the object store.
     pub fn store(&self) -> S3Client {
         S3Client {
             endpoint: self.s3.endpoint.clone(),

@@ -104,7 +104,7 @@ fn ours(stage: &RawStage, n: usize) -> anyhow::Result<S3Ask> {
     stage.client()?.sign(&S3Ask::new("GET", format!("/{}/warm/{}", stage.s3.bucket, n % OBJECTS)))
 }
 
-/// Requests for the objects at the store, signed in their URLs.
+/// Requests for the objects at the object store, signed in their URLs.
 fn signed_urls(stage: &RawStage) -> anyhow::Result<Vec<S3Ask>> {
     let store = stage.s3.client(&stage.s3.endpoint)?;
     let sign = |n: usize| -> anyhow::Result<S3Ask> {

@@ -89,6 +89,7 @@ impl FloorKind {
             Self::Prebuilt(Shape::X) => vec![part(FloorPart::PrebuiltX, "")?],
             Self::Prebuilt(Shape::T) => vec![part(FloorPart::PrebuiltT, "")?],
             Self::Prebuilt(Shape::B) => vec![part(FloorPart::PrebuiltB, "")?],
+            Self::Prebuilt(Shape::N) => vec![part(FloorPart::PrebuiltN, "")?],
         };
         let address = children[0].ready()?;
         let sender = match self {
@@ -131,6 +132,8 @@ enum FloorPart {
     PrebuiltT,
     #[value(name = "prebuilt-b")]
     PrebuiltB,
+    #[value(name = "prebuilt-n")]
+    PrebuiltN,
 }
 
 /// Is a process of a floor.
@@ -159,6 +162,7 @@ pub fn run(options: &PartOptions) -> anyhow::Result<()> {
         FloorPart::PrebuiltX => loop_over(Shape::X),
         FloorPart::PrebuiltT => loop_over(Shape::T),
         FloorPart::PrebuiltB => loop_over(Shape::B),
+        FloorPart::PrebuiltN => loop_over(Shape::N),
     };
     say_report(&report?)
 }

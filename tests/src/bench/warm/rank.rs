@@ -7,7 +7,7 @@ use super::span::Span;
 use crate::bench::stages::runtime;
 use anyhow::Context;
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Float32Type, Int64Type, UInt8Type};
+use arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type, UInt8Type};
 use clap::Args;
 use forebay_client::loader::Shuffle;
 use forebay_client::{Access, Batch, Dataset, DatasetSpec, EpochSummary, Event, Loader, LoaderSettings};
@@ -159,11 +159,14 @@ pub fn touch(columns: &RecordBatch) -> anyhow::Result<()> {
     for column in columns.columns() {
         let byte = match column.data_type() {
             DataType::Float32 => column.as_primitive::<Float32Type>().value(0).to_bits() as u8,
+            DataType::Float64 => column.as_primitive::<Float64Type>().value(0).to_bits() as u8,
             DataType::Int64 => column.as_primitive::<Int64Type>().value(0) as u8,
             DataType::FixedSizeList(..) => {
                 column.as_fixed_size_list().values().as_primitive::<UInt8Type>().value(0)
             }
             DataType::Binary => *column.as_binary::<i32>().value(0).first().context("a value has bytes")?,
+            // All of a batch may be empty, or null.
+            DataType::Utf8 => column.as_string::<i32>().value_data().first().copied().unwrap_or_default(),
             other => anyhow::bail!("a column is {other}"),
         };
         black_box(byte);

@@ -46,7 +46,7 @@ impl Settings {
 
 /// Data in an object store, and a node that has read it.
 struct WarmStage {
-    /// Dropped before the store that it reads.
+    /// Dropped before the object store that it reads.
     node: Server,
     s3: S3Server,
     data: Vec<Stored>,

@@ -1,5 +1,5 @@
-//! The data: three shapes of rows, made by rule and written as Parquet as pyarrow would: every column is
-//! nullable, and nothing is null.
+//! The data: four shapes of rows, made by rule and written as Parquet as pyarrow would: every column is
+//! nullable. Only N has nulls.
 //!
 //! The objects of a dataset have equal content, so only one is made. To a cache they are as different as any.
 
@@ -7,7 +7,8 @@ use super::marks::{row_marks, sample_mark, sum};
 use crate::harness::s3::S3Server;
 use anyhow::Context;
 use arrow::array::{
-    ArrayRef, BinaryArray, FixedSizeListArray, Float32Array, Int64Array, RecordBatch, UInt8Array,
+    ArrayRef, BinaryArray, FixedSizeListArray, Float32Array, Float64Array, Int64Array, RecordBatch,
+    StringArray, UInt8Array,
 };
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{DataType, Field};
@@ -28,7 +29,19 @@ const LIST: usize = 3136;
 /// Columns of single floats of T; two of 64-bit integers follow them.
 const FLOATS: usize = 38;
 
-/// A shape of rows. Each dataset has about 1 GB.
+/// The same of N; a column of doubles and one of strings follow.
+const FLOATS_BESIDE_NULLS: usize = 6;
+
+/// The share of N's doubles that are null.
+const NULL_DOUBLES: f64 = 0.1;
+
+/// The share of N's strings that are null.
+const NULL_STRINGS: f64 = 0.05;
+
+/// Bytes of a string of N, at most.
+const STRING: usize = 40;
+
+/// A shape of rows. Each dataset has about 1 GB, N half as much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Shape {
     /// One list of 3,136 bytes.
@@ -40,6 +53,10 @@ pub enum Shape {
     /// One binary of 60 to 140 KB.
     #[value(name = "B", alias = "b")]
     B,
+    /// A table with nulls: 6 columns of f32, 2 of i64, one of f64, one of strings of up to 40 bytes. Left out
+    /// of the values of a flag: `make bench-warm` alone reads it, and names it by [`named`].
+    #[value(skip)]
+    N,
 }
 
 /// A dataset in the S3 server.
@@ -64,21 +81,31 @@ pub struct WrittenObject {
     pub arrow_bytes: u64,
 }
 
+/// The shape of this name.
+pub fn named(name: &str) -> Result<Shape, &'static str> {
+    let mut all = Shape::ALL.into_iter();
+    all.find(|shape| format!("{shape:?}").eq_ignore_ascii_case(name)).ok_or("shapes are X, T, B and N")
+}
+
 impl Shape {
+    /// All of them, in the order in which they are measured.
+    pub const ALL: [Self; 4] = [Self::X, Self::T, Self::B, Self::N];
+
     /// Rows of a batch of one rank.
     pub fn batch_rows(self) -> usize {
         match self {
-            Self::X | Self::T => 1024,
+            Self::X | Self::T | Self::N => 1024,
             Self::B => 32,
         }
     }
 
-    /// Row groups of an object, and rows of each: 32, 11 and 32 MB.
+    /// Row groups of an object, and rows of each: 32, 11, 32 and 5 MB.
     fn groups(self) -> (usize, usize) {
         match self {
             Self::X => (4, 10_240),
             Self::T => (12, 65_536),
             Self::B => (4, 320),
+            Self::N => (13, 65_536),
         }
     }
 
@@ -86,19 +113,14 @@ impl Shape {
     pub fn batch(self, rows: usize, first: usize, dice: &mut Rng) -> anyhow::Result<RecordBatch> {
         let columns = match self {
             Self::X => vec![("x".to_owned(), lists(rows, dice)?)],
-            Self::T => {
-                let float = |i| {
-                    let values = Float32Array::from_iter_values((0..rows).map(|_| dice.f32()));
-                    (format!("f{i:02}"), Arc::new(values) as ArrayRef)
-                };
-                let mut columns: Vec<_> = (0..FLOATS).map(float).collect();
-                let ids = Int64Array::from_iter_values((first..first + rows).map(|row| row as i64));
-                columns.push(("id".to_owned(), Arc::new(ids)));
-                let labels = Int64Array::from_iter_values((0..rows).map(|_| dice.i64(0..1000)));
-                columns.push(("label".to_owned(), Arc::new(labels)));
+            Self::T => numbers(FLOATS, rows, first, dice),
+            Self::B => vec![("b".to_owned(), binaries(rows, dice)?)],
+            Self::N => {
+                let mut columns = numbers(FLOATS_BESIDE_NULLS, rows, first, dice);
+                columns.push(("value".to_owned(), doubles(rows, dice)));
+                columns.push(("text".to_owned(), strings(rows, dice)));
                 columns
             }
-            Self::B => vec![("b".to_owned(), binaries(rows, dice)?)],
         };
         Ok(RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(n, c)| (n, c, true)))?)
     }
@@ -156,17 +178,45 @@ impl Shape {
         let properties = WriterProperties::builder().set_max_row_group_row_count(Some(group_rows));
         let zstd = Compression::ZSTD(ZstdLevel::try_new(1)?);
         Ok(match self {
-            Self::X | Self::T => properties.set_compression(zstd),
+            Self::X | Self::T | Self::N => properties.set_compression(zstd),
             Self::B => properties.set_compression(Compression::UNCOMPRESSED).set_dictionary_enabled(false),
         }
         .build())
     }
 }
 
-/// Bytes of the values of a batch without nulls.
+/// Bytes of the values of a batch, with a bit for each value of a column that has nulls.
 pub fn arrow_bytes_of(batch: &RecordBatch) -> anyhow::Result<usize> {
     let bytes = batch.columns().iter().map(|column| column.to_data().get_slice_memory_size());
     Ok(bytes.sum::<Result<_, _>>()?)
+}
+
+/// Columns of single floats, then two of 64-bit integers.
+fn numbers(floats: usize, rows: usize, first: usize, dice: &mut Rng) -> Vec<(String, ArrayRef)> {
+    let float = |i| {
+        let values = Float32Array::from_iter_values((0..rows).map(|_| dice.f32()));
+        (format!("f{i:02}"), Arc::new(values) as ArrayRef)
+    };
+    let mut columns: Vec<_> = (0..floats).map(float).collect();
+    let ids = Int64Array::from_iter_values((first..first + rows).map(|row| row as i64));
+    columns.push(("id".to_owned(), Arc::new(ids)));
+    let labels = Int64Array::from_iter_values((0..rows).map(|_| dice.i64(0..1000)));
+    columns.push(("label".to_owned(), Arc::new(labels)));
+    columns
+}
+
+fn doubles(rows: usize, dice: &mut Rng) -> ArrayRef {
+    let value = |_| (dice.f64() >= NULL_DOUBLES).then(|| dice.f64());
+    Arc::new((0..rows).map(value).collect::<Float64Array>())
+}
+
+fn strings(rows: usize, dice: &mut Rng) -> ArrayRef {
+    let text = |_| {
+        let is_there = dice.f64() >= NULL_STRINGS;
+        let length = dice.usize(0..=STRING);
+        is_there.then(|| (0..length).map(|_| dice.alphanumeric()).collect::<String>())
+    };
+    Arc::new((0..rows).map(text).collect::<StringArray>())
 }
 
 fn lists(rows: usize, dice: &mut Rng) -> anyhow::Result<ArrayRef> {

@@ -15,6 +15,9 @@ use forebay_proto::digest::{ContentDigest, OrderDigest};
 /// The orders.
 const SHUFFLES: [Shuffle; 2] = [Shuffle::None, Shuffle::Window(16)];
 
+/// The numbers of ranks that read N: it asks what nulls and strings cost, not what ranks do.
+const ALONE: &[u32] = &[1];
+
 /// What several ranks together must at least reach of one rank's speed.
 pub const OF_ONE_RANK: f64 = 0.9;
 
@@ -88,10 +91,12 @@ impl Transport {
 }
 
 impl Subject {
-    /// All by these numbers of ranks, those of one order one after the other.
+    /// All by these numbers of ranks, N by one alone; those of one order one after the other.
     pub fn all(shapes: &[Shape], grpc_ranks: &[u32], fd_ranks: &[u32]) -> Vec<Self> {
         let orders = shapes.iter().flat_map(|shape| SHUFFLES.map(|shuffle| (*shape, shuffle)));
-        let of_order = |(shape, shuffle)| {
+        let of_order = |(shape, shuffle): (Shape, Shuffle)| {
+            let (grpc_ranks, fd_ranks) =
+                if shape == Shape::N { (ALONE, ALONE) } else { (grpc_ranks, fd_ranks) };
             let subject = move |transport| move |&ranks: &u32| Self { shape, shuffle, ranks, transport };
             let grpc = grpc_ranks.iter().map(subject(Transport::Grpc));
             grpc.chain(fd_ranks.iter().map(subject(Transport::Fd)))
@@ -112,7 +117,7 @@ impl Subject {
 
     /// The same with loaders that compute the content digest, if that is measured.
     pub fn verified_name(self) -> Option<String> {
-        let alone = self.transport == Transport::Fd && self.ranks == 1;
+        let alone = self.transport == Transport::Fd && self.ranks == 1 && self.shape != Shape::N;
         (alone && self.shuffle == Shuffle::None).then(|| format!("{}.verify", self.name()))
     }
 
@@ -121,7 +126,7 @@ impl Subject {
         Self { ranks: 1, ..self }
     }
 
-    /// Its bounds; those of several ranks are in [`OF_ONE_RANK`].
+    /// Its bounds; those of several ranks are in [`OF_ONE_RANK`]. N has none.
     pub fn target(self) -> Option<Target> {
         let target = |ratio, cpu_s_per_gb| Target { ratio, cpu_s_per_gb, first_batch_ms: None };
         if self.ranks > 1 {
@@ -135,6 +140,7 @@ impl Subject {
                 (Shape::T, _) => target(0.25, None),
                 (Shape::B, Shuffle::None) => return None,
                 (Shape::B, _) => target(0.8, None),
+                (Shape::N, _) => return None,
             });
         }
         Some(match (self.shape, self.shuffle) {
@@ -143,6 +149,7 @@ impl Subject {
             (Shape::T, Shuffle::None) => target(0.8, None),
             (Shape::T, _) => target(0.5, Some(1.2)),
             (Shape::B, _) => target(0.9, None),
+            (Shape::N, _) => return None,
         })
     }
 

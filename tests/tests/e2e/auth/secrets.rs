@@ -9,10 +9,11 @@ use forebay_tests::harness::question::{DENIED, Question, UNKNOWN, ask};
 use prost::Message as _;
 use std::time::{Duration, Instant};
 
-/// The key by which the node asks its store.
+/// The key by which the node asks its object store.
 const KEY_ID: &str = "AKIAPLANTED0000000000";
 
-/// Callers are told that the store refuses; where it is and by which key it is asked is in the node's log.
+/// Callers are told that the object store refuses; where it is and by which key it is asked is in the node's
+/// log.
 #[test]
 fn callers_do_not_learn_how_the_store_is_asked() {
     let world = Guarded::start(&ALL, |options| {

@@ -1,4 +1,4 @@
-//! What the endpoint answers is what its store answers.
+//! What the endpoint answers is what its object store answers.
 
 use super::*;
 use std::time::Instant;

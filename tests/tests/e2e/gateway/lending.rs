@@ -62,7 +62,7 @@ fn an_answer_of_which_a_file_is_changed_meanwhile_has_no_end() {
         }
     });
     assert!(came.len() < SIZE, "all {} bytes came", came.len());
-    // What was changed is found out, and comes from the store again.
+    // What was changed is found out, and comes from the object store again.
     let again = gateway.ask(&S3Ask::new("GET", format!("/{}/large", gateway.s3.bucket)));
     assert!(again.status == 200 && again.body == wanted, "{} bytes", again.body.len());
     gateway.server.stop();

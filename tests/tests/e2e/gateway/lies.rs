@@ -101,7 +101,7 @@ fn another_size(asked: &LiarRequest, reply: &mut LiarReply) {
     }
 }
 
-/// As of a store that knows no `If-Match`.
+/// As of an object store that knows no `If-Match`.
 fn another_version(asked: &LiarRequest, reply: &mut LiarReply) {
     if asked.method == "GET" {
         reply.set("ETag", "\"v2\"");
@@ -117,7 +117,7 @@ fn bytes() -> Vec<u8> {
     (0..SIZE).map(|at| (at * 7 % 251) as u8).collect()
 }
 
-/// What an honest store says.
+/// What an honest object store says.
 fn honest(asked: &LiarRequest) -> LiarReply {
     let mut reply = LiarReply { status: "200 OK", headers: Vec::new(), body: bytes() };
     reply.set("ETag", "\"v1\"");
@@ -148,7 +148,7 @@ fn endless_listing() -> LiarReply {
     reply
 }
 
-/// A node before a store that lies, whose bucket anybody may read.
+/// A node before an object store that lies, whose bucket anybody may read.
 fn node() -> (LyingStore, Server, S3Server) {
     let store = LyingStore::start(|asked| {
         if asked.target.contains("list-type=2") {

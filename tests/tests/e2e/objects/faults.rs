@@ -1,4 +1,4 @@
-//! Slow stores, killed nodes, and objects that change while they are read.
+//! Slow object stores, killed nodes, and objects that change while they are read.
 
 use super::*;
 use forebay_tests::harness::s3_client::{S3Ask, S3Client};
@@ -124,7 +124,7 @@ fn a_node_that_dies_in_mid_read_costs_no_byte() {
     // With none left the object store stands in, if it may.
     let line = ["get", &uri, "--endpoint", &urls, "--fallback", "direct", "--s3-endpoint", &s3.endpoint];
     let run = Run::new("forebay").args(line).args(["--s3-region", REGION]).envs(s3.credentials());
-    check("from the store", &run.end().expect_success(), &wanted);
+    check("from the object store", &run.end().expect_success(), &wanted);
     let why = Run::new("forebay").args(["get", &uri, "--endpoint", &urls]).end().expect_failure();
     assert!(why.contains("cannot reach the cache"), "{why}");
 }

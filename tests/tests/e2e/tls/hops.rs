@@ -28,9 +28,10 @@ fn nothing_can_be_overheard_on_any_hop() {
     let world = TlsWorld::new("hidden/");
     let s3 = S3Server::start();
     let uri = upload(&s3);
-    // The store speaks TLS; behind it, in the clear, all must be found that must not be found elsewhere.
+    // The object store speaks TLS; behind it, in the clear, all must be found that must not be found
+    // elsewhere.
     let clear = tap(&s3.endpoint);
-    let store = TlsFront::start(world.issue(Leaf::node("store")), clear.address).expect("a store");
+    let store = TlsFront::start(world.issue(Leaf::node("store")), clear.address).expect("an object store");
     let to_store = Tap::start(store.address).expect("a wire");
     let etcd = Etcd::start_tls(&world.issue(Leaf::node("etcd"))).expect("etcd");
     let to_etcd = tap(&etcd.endpoints()[0]);

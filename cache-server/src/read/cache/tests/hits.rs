@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const SEGMENTS: u32 = 60;
 
-/// Segments for which there is room in transit.
+/// Segments for which there is room in the memory tier.
 const AHEAD: u32 = 12;
 
 /// Hits after the first epoch, as a share of all segments read: of each run, all epochs. None if the first

@@ -40,7 +40,7 @@ async fn nothing_is_prefetched_that_no_directory_could_hold() {
     sleep(Duration::from_millis(500)).await;
     prefetching.abort();
     let fetched = world.events.misses.load(Relaxed);
-    assert!(fetched <= 3, "{fetched} segments were fetched, transit has room for three");
+    assert!(fetched <= 3, "{fetched} segments were fetched, the memory tier has room for three");
     drop(stream);
 }
 
@@ -64,9 +64,9 @@ async fn memory_that_a_footer_did_not_announce_is_counted() {
     let stream = world.announce(&dataset, &RUN, 0, 0);
     let memory = &world.cache.memory;
     let (share, room) = (memory.prefetch.try_acquire(said).unwrap(), world.cache.memory_tier.permit(said));
-    assert!(world.cache.prefetch(&dataset.reading, 0, prefetch(share, room)).await, "it is in transit");
-    let in_transit = memory.tier.used();
-    assert!(in_transit >= is, "{in_transit} of {is} bytes are counted");
+    assert!(world.cache.prefetch(&dataset.reading, 0, prefetch(share, room)).await, "memory has it");
+    let in_tier = memory.tier.used();
+    assert!(in_tier >= is, "{in_tier} of {is} bytes are counted");
     assert_eq!((memory.fills.used(), memory.prefetch.used()), (0, 0));
     drop(stream);
 }
@@ -79,7 +79,7 @@ async fn what_is_freed_leaves_memory_too() {
     let (cache, memory) = (&world.cache, &world.cache.memory);
     let id = dataset.reading.manifest.segment_id(0).unwrap();
     let (share, room) = (memory.prefetch.try_acquire(1).unwrap(), cache.memory_tier.permit(1));
-    assert!(cache.prefetch(&dataset.reading, 0, prefetch(share, room)).await, "it is in transit");
+    assert!(cache.prefetch(&dataset.reading, 0, prefetch(share, room)).await, "memory has it");
     let object = cache.memory_tier.origin(id).unwrap().object;
     cache.free("file:///elsewhere");
     assert!(cache.has(&dataset.reading, id));

@@ -6,7 +6,7 @@ use super::world::{Dataset, Run, SEGMENT_BYTES, World};
 use std::fmt::Write as _;
 
 /// One run of three epochs in windows of two, with room for four of eight segments in the disk cache and for
-/// two in transit.
+/// two in the memory tier.
 #[tokio::test]
 async fn the_policy_is_as_written() {
     let dataset = Dataset::new(8).await;
@@ -69,13 +69,13 @@ async fn step(world: &World, dataset: &Dataset, ids: &[SegmentId], segment: u32,
     let (after, is) = (held(), count());
     let what = match (is[0] - was[0], is[1] - was[1], is[2] - was[2]) {
         (1, 0, 0) if before[segment as usize] => "hit",
-        (1, 0, 0) => "hit in transit",
+        (1, 0, 0) => "hit in the memory tier",
         (0, 1, 0) => "fill, store",
         (0, 1, 1) => "fill, do not store",
         other => panic!("{other:?}"),
     };
     let gone: Vec<_> = (0..ids.len()).filter(|&s| before[s] && !after[s]).collect();
     let evicted = if gone.is_empty() { String::new() } else { format!(", evict {gone:?}") };
-    let in_transit = world.cache.memory.tier.used() / SEGMENT_BYTES;
-    writeln!(text, "  read {segment}: {what}{evicted}; in transit {in_transit}").unwrap();
+    let in_tier = world.cache.memory.tier.used() / SEGMENT_BYTES;
+    writeln!(text, "  read {segment}: {what}{evicted}; memory tier {in_tier}").unwrap();
 }

@@ -1,0 +1,65 @@
+//! `epochs.svg`: the epochs on a fast accelerator as a picture by itself. docs/demo.svg, which README.md
+//! shows, is the one of the figures in docs/benchmarks.md.
+
+use super::super::accelerator::{Accelerated, FASTER, FastWay};
+use super::chart::{Bar, HEIGHT, LEFT, WIDTH, drawing, time};
+use crate::harness::html::escaped;
+
+/// Room for the title and the legend, for the words below the bars, and at the right.
+const ABOVE: f64 = 44.0;
+const BELOW: f64 = 46.0;
+const RIGHT: f64 = 16.0;
+
+/// It has a paper of its own, so that it can be read on light and on dark pages.
+const STYLE: &str = include_str!("picture.css");
+
+/// The whole picture, of the figures of a commit.
+pub(super) fn svg(accelerated: &Accelerated, commit: &str) -> String {
+    let (width, height) = (WIDTH + RIGHT, ABOVE + HEIGHT + BELOW);
+    let title = format!("Seconds per epoch, accelerator {FASTER} times as fast");
+    let note = format!("make demo of commit {commit}, {} ms a step", accelerated.step_ms);
+    let bars: Vec<Bar> = accelerated.ways.iter().map(bar).collect();
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" role=\"img\" \
+         aria-label=\"{title}\">\n<style>\n{STYLE}</style>\n\
+         <rect class=\"paper\" x=\"0.5\" y=\"0.5\" width=\"{}\" height=\"{}\" rx=\"10\"/>\n\
+         <text class=\"title\" x=\"16\" y=\"24\">{title}</text>\n\
+         <rect class=\"compute\" x=\"{LEFT}\" y=\"37\" width=\"10\" height=\"10\" rx=\"3\"/>\
+         <text class=\"key\" x=\"60\" y=\"46\">computing</text>\n\
+         <rect class=\"wait\" x=\"140\" y=\"37\" width=\"10\" height=\"10\" rx=\"3\"/>\
+         <text class=\"key\" x=\"156\" y=\"46\">waiting for data</text>\n\
+         <g transform=\"translate(0 {ABOVE})\">\n{}</g>\n\
+         <text class=\"key\" x=\"16\" y=\"{}\">{}</text>\n</svg>\n",
+        width - 1.0,
+        height - 1.0,
+        drawing(&bars),
+        height - 12.0,
+        escaped(&note),
+    )
+}
+
+fn bar(way: &FastWay) -> Bar {
+    let wait = format!("{:.1} % data wait", 100.0 * way.epoch.data_wait_share);
+    let busy = format!("{:.0} % busy", 100.0 * way.busy_share);
+    let seconds = format!("{:.2} s", way.epoch.seconds);
+    time(way.epoch.seconds, way.epoch.data_wait_share, seconds, vec![way.name.to_owned(), wait, busy])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::accelerator::tests::accelerated;
+    use super::*;
+
+    #[test]
+    fn the_picture_of_the_readme_is_drawn_from_the_figures_of_the_benchmarks() {
+        let mut shown = accelerated();
+        shown.step_ms = 1.086;
+        let figures = [(2.40, 0.560, 0.213), (1.74, 0.440, 0.292), (0.96, 0.002, 0.532)];
+        for (way, (seconds, wait, busy)) in shown.ways.iter_mut().zip(figures) {
+            (way.epoch.seconds, way.epoch.data_wait_share, way.busy_share) = (seconds, wait, busy);
+        }
+        let picture = svg(&shown, "e4201c4");
+        assert!(picture.len() < 8 << 10, "{} bytes", picture.len());
+        assert_eq!(picture, include_str!("../../../../docs/demo.svg"));
+    }
+}
