@@ -1,19 +1,18 @@
 //! ARCHITECTURE.md's life of a read against the spans of a real batch, served by a node in this process.
 
+mod one_node;
+
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_flight::Ticket;
 use arrow_flight::flight_service_client::FlightServiceClient;
-use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::v1;
-use forebay_proto::v1::cache_client::CacheClient;
-use forebay_server::{Server, Settings};
+use one_node::OneNode;
 use parking_lot::Mutex;
 use parquet::arrow::ArrowWriter;
 use prost::Message;
 use std::path::Path;
 use std::sync::Arc;
-use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -74,33 +73,12 @@ async fn a_batch_passes_the_functions_that_the_page_names() {
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(spans.clone())).unwrap();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ARCHITECTURE.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    write_dataset(folder.path());
-    let uri = format!("file://{}", folder.path().display());
-    let settings = Settings {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        cache_dir: vec![cache.path().to_owned()],
-        cache_bytes: 1 << 28,
-        memory_bytes: 1 << 28,
-        allow: vec![uri.clone()],
-        ..Settings::default()
-    };
-    let server = Server::bind(settings).await.unwrap();
-    let address = format!("http://{}", server.address());
-    let stop = CancellationToken::new();
-    let running = tokio::spawn(server.run(stop.clone()));
-
-    let spec = v1::DatasetSpec { uri, segment_bytes: 32 << 20, ..Default::default() };
-    let request = v1::OpenRequest { dataset: Some(spec), ..Default::default() };
-    let mut control = CacheClient::connect(address.clone()).await.unwrap();
-    let reply = control.open(request).await.unwrap().into_inner();
-    let manifest = Manifest::try_from(reply.manifest.unwrap()).unwrap();
-    let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
-    let mut client = FlightServiceClient::new(channel);
+    let node = OneNode::start(write_dataset, 32 << 20).await;
+    let mut client = FlightServiceClient::new(node.channel.clone());
 
     // Nothing is announced, so nothing is prefetched: this read fills what it needs.
     spans.take();
-    let digest = manifest.digest().to_bytes().to_vec();
+    let digest = node.manifest.digest().to_bytes().to_vec();
     let scan = v1::ScanTicket { manifest: digest.into(), ..Default::default() };
     assert_eq!(read(&mut client, v1::ticket::Kind::Scan(scan)).await, 1);
     let (miss, warm) = (functions(&page, "A miss"), functions(&page, "From ticket to wire"));
@@ -109,7 +87,7 @@ async fn a_batch_passes_the_functions_that_the_page_names() {
     let passed: Vec<_> = spans.take().into_iter().filter(|name| !is_of_any_read(name)).collect();
     assert_eq!(passed, miss);
 
-    let key = PlanKey { manifest: manifest.digest(), seed: 1, epoch: 0, shuffle: Shuffle::Full };
+    let key = PlanKey { manifest: node.manifest.digest(), seed: 1, epoch: 0, shuffle: Shuffle::Full };
     let plan = v1::PlanTicket {
         plan: Some(key.into()),
         global_batch: 5000,
@@ -121,6 +99,5 @@ async fn a_batch_passes_the_functions_that_the_page_names() {
     assert!(warm.len() <= 12, "{} stations", warm.len());
     assert_eq!(spans.take(), warm);
 
-    stop.cancel();
-    running.await.unwrap().unwrap();
+    node.stop().await;
 }

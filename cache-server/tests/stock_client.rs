@@ -2,6 +2,8 @@
 //! on the wire past tonic's encoder. Every value is compared with the rule that made it, at the place that
 //! the plan says.
 
+mod one_node;
+
 use arrow::array::{ArrayRef, FixedSizeBinaryArray, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow_flight::decode::{DecodedFlightData, DecodedPayload};
 use arrow_flight::{FlightClient, Ticket};
@@ -11,15 +13,12 @@ use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
 use forebay_proto::plan::{Order, PlanKey, Shuffle};
 use forebay_proto::v1;
-use forebay_proto::v1::cache_client::CacheClient;
-use forebay_server::{Server, Settings};
 use futures::TryStreamExt;
+use one_node::OneNode;
 use parquet::arrow::ArrowWriter;
 use prost::Message;
 use std::path::Path;
 use std::sync::Arc;
-use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 
 /// Objects, row groups of each, and rows of each of these, which become a segment.
 const OBJECTS: u64 = 2;
@@ -127,31 +126,11 @@ fn check(messages: &[(v1::MessageMeta, RecordBatch)], planned: (Vec<Place>, Orde
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stock_client_reads_every_value_where_the_plan_says() {
-    let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    write_dataset(folder.path());
-    let uri = format!("file://{}", folder.path().display());
-    let settings = Settings {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        cache_dir: vec![cache.path().to_owned()],
-        cache_bytes: 1 << 28,
-        memory_bytes: 1 << 28,
-        allow: vec![uri.clone()],
-        ..Settings::default()
-    };
-    let server = Server::bind(settings).await.unwrap();
-    let address = format!("http://{}", server.address());
-    let stop = CancellationToken::new();
-    let running = tokio::spawn(server.run(stop.clone()));
-
     // So small that each row group is a segment.
-    let spec = v1::DatasetSpec { uri, segment_bytes: 1 << 16, ..Default::default() };
-    let request = v1::OpenRequest { dataset: Some(spec), ..Default::default() };
-    let mut control = CacheClient::connect(address.clone()).await.unwrap();
-    let reply = control.open(request).await.unwrap().into_inner();
-    let manifest = Manifest::try_from(reply.manifest.unwrap()).unwrap();
+    let node = OneNode::start(write_dataset, 1 << 16).await;
+    let manifest = &node.manifest;
     assert_eq!(manifest.segments().len() as u64, OBJECTS * GROUPS);
-    let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
-    let mut client = FlightClient::new(channel);
+    let mut client = FlightClient::new(node.channel.clone());
 
     // In file order long stretches of rows are sent as they lie in files.
     for shuffle in [Shuffle::None, Shuffle::Window(2), Shuffle::Full] {
@@ -168,10 +147,10 @@ async fn a_stock_client_reads_every_value_where_the_plan_says() {
             };
             let messages = read(&mut client, ticket).await;
             assert!(messages.len() > 1, "{} messages", messages.len());
-            check(&messages, planned(&manifest, key, rank), &format!("{shuffle}, rank {rank}, {times}"));
+            check(&messages, planned(manifest, key, rank), &format!("{shuffle}, rank {rank}, {times}"));
         }
     }
 
-    stop.cancel();
-    running.await.unwrap().unwrap();
+    drop(client);
+    node.stop().await;
 }

@@ -8,7 +8,7 @@ use forebay_client::stream::{Stream, WINDOW_BYTES};
 use forebay_proto::{Kind, v1};
 use forebay_tests::harness::background::BackgroundReader;
 use forebay_tests::harness::etcd::Etcd;
-use forebay_tests::harness::process::{Server, ServerOptions};
+use forebay_tests::harness::process::Server;
 use forebay_tests::harness::reader::Job;
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::table::{MIB_ROWS, Table};
@@ -31,13 +31,7 @@ struct Pair {
 impl Pair {
     fn start() -> Self {
         let (runtime, s3, etcd) = (Runtime::new().expect("a runtime"), S3Server::start(), Etcd::start(1));
-        let start = |name: &str| {
-            let options = ServerOptions::for_s3(&s3).args(etcd.arguments());
-            let options = options.args(["--node", name, "--lease-ttl-s", "2"]);
-            // On a machine that stalls it may not, though nobody has stopped it.
-            options.allow_log("etcd does not answer").start()
-        };
-        let (stays, leaves) = (start("stays"), start("leaves"));
+        let [stays, leaves] = crate::snapshots::cluster(&s3, &etcd);
         let pair = Self { runtime, s3, _etcd: etcd, stays, leaves };
         until("the nodes know each other", PATIENCE, || {
             let nodes = |node| pair.status(node).membership.expect("a membership").nodes;

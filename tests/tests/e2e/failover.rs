@@ -18,8 +18,8 @@ fn whatever_fails_the_samples_are_the_same() {
     // back, or its patience of 60 s is over, fails here: it may wait 5 s for a dead node that is away for 20
     // and while it comes back, 10 s for one that is silent for 30, 5 s for one that is cut off from etcd,
     // from clients or from other nodes for 15, and 2.5 s while etcd is away. From S3 may come what nodes did
-    // not get from others in time, as they count it (docs/runbook.md), and all that a node owns which is cut
-    // off from etcd, once, as nobody knows it then.
+    // not get from others in time, as they count it (docs/runbook.md), half of what such a node owned at
+    // most; and all that a node owns which is cut off from etcd, once more, as nobody knows it then.
     let short = ["--kills", "2", "--down-s", "20", "--silence-s", "30", "--cut-s", "15"];
     let short = [&short[..], &["--etcd-down-s", "12", "--slack", "5"]].concat();
     let line = ["x", "--only", stages, "--folder", folder].into_iter().chain(short);

@@ -4,7 +4,7 @@
 //! serves clients: S3 is not read. Cut off from etcd, its key runs out and nobody knows it any more: what it
 //! owned may be read from S3 again, once.
 
-use super::faults::{AFTERMATH, late_bytes, owned_bytes};
+use super::faults::{AFTERMATH, STALLED_SHARE, late_bytes, owned_bytes};
 use super::jobs::steady;
 use super::network::{CutFrom, Network};
 use super::nodes::Nodes;
@@ -65,7 +65,7 @@ pub fn run(world: &World, count: usize, seconds: u64, slack: f64) -> anyhow::Res
         found.value(format!("cut_from_{name}_s3_over_owned"), "ratio", over_owned);
         let text = format!("a node cut off from {name} for {seconds} s: {stall:.0} ms, {most_ms:.0} allowed");
         found.check(stall <= most_ms, text);
-        let most = share + if slack > 1.0 { late / owned } else { 0.0 };
+        let most = share + if slack > 1.0 { (late / owned).min(STALLED_SHARE) } else { 0.0 };
         let text = format!(
             "S3 was read again for {over_owned:.2} of what a node owned that was cut off from {name}, {most:.2} allowed"
         );

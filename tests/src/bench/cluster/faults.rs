@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 /// Waits that end within this time after a fault count as its effect. Readers recover long before.
 pub const AFTERMATH: Duration = Duration::from_secs(4);
 
+/// On a machine that stalls: nodes that stall with the lost one may be passed over too, and others fetch what
+/// only they hold. Without any replica it would be all that the lost node owned.
+pub const STALLED_SHARE: f64 = 0.5;
+
 /// The faults of one stage.
 pub struct NodeFaults {
     /// Its rows begin with it.
@@ -201,11 +205,11 @@ fn check_s3(settings: &NodeFaults, loss: &str, (share, late_share): (f64, f64), 
 }
 
 /// The share that may be read again: with one replica all that the node owned, with more nothing. On a
-/// machine that stalls, others stall with the lost one, and cost what silent nodes may.
+/// machine that stalls, others stall with the lost one, and cost what silent nodes may, up to a share.
 fn s3_share_most(settings: &NodeFaults, late_share: f64) -> f64 {
     match settings.replicas {
         1 => 1.0,
-        _ if settings.slack > 1.0 => late_share,
+        _ if settings.slack > 1.0 => late_share.min(STALLED_SHARE),
         _ => 0.0,
     }
 }

@@ -6,6 +6,7 @@ use super::faults::AFTERMATH;
 use super::jobs::steady;
 use super::world::World;
 use crate::harness::check::Findings;
+use anyhow::Context;
 use std::time::{Duration, Instant};
 
 /// Runs it with this many replicas. Each part has freshly warmed nodes: a segment that lies on two nodes does
@@ -23,9 +24,14 @@ pub fn run(world: &World, count: usize, replicas: u32, seed: u64) -> anyhow::Res
     let began = Instant::now();
     let reply = nodes.drain(&world.runtime, victim, false)?;
     std::thread::sleep(AFTERMATH);
-    let before = nodes.counters(&world.runtime, victim).rows_served;
+    // A node that does not say has not shown that it served nothing.
+    let rows_served = || {
+        let counters = nodes.status(&world.runtime, victim)?.counters;
+        anyhow::Ok(counters.context("a node has counters")?.rows_served)
+    };
+    let before = rows_served()?;
     std::thread::sleep(Duration::from_secs(1));
-    let afterwards = nodes.counters(&world.runtime, victim).rows_served.saturating_sub(before);
+    let afterwards = rows_served()?.saturating_sub(before);
     nodes.drain(&world.runtime, victim, true)?;
     nodes.wait_until_agreed(&world.runtime)?;
     std::thread::sleep(AFTERMATH);

@@ -64,6 +64,14 @@ struct Struck {
     of_training: AtomicU64,
 }
 
+impl Struck {
+    /// Those of the job that checks each value.
+    fn of_the_job(&self) -> u64 {
+        let of_training = self.of_training.load(Ordering::Relaxed);
+        self.requests.load(Ordering::Relaxed).saturating_sub(of_training)
+    }
+}
+
 /// Epochs that are read at most until a fault of one request in ten has struck: a small epoch has few
 /// requests.
 const EPOCHS_MAX: u32 = 20;
@@ -160,7 +168,7 @@ impl FaultsStage {
         let outcome = async {
             for epoch in 1.. {
                 read = read.and(reader.epoch().await?);
-                let has_struck = struck.requests.load(Ordering::Relaxed) > 0 || epoch == EPOCHS_MAX;
+                let has_struck = struck.of_the_job() > 0 || epoch == EPOCHS_MAX;
                 if Instant::now() >= until && has_struck {
                     break;
                 }
@@ -179,7 +187,8 @@ impl FaultsStage {
         }
         let requests = struck.requests.load(Ordering::Relaxed);
         found.value(format!("fault_{name}_requests"), "requests", requests as f64);
-        found.check(requests > 0, format!("{name}: {requests} requests failed so"));
+        let of_the_job = struck.of_the_job();
+        found.check(of_the_job > 0, format!("{name}: {of_the_job} requests of the checking job failed so"));
         if self.settings.trainer {
             let of_training = struck.of_training.load(Ordering::Relaxed);
             found.value(format!("fault_{name}_training_requests"), "requests", of_training as f64);

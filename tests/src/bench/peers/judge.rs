@@ -19,7 +19,7 @@ pub fn least_speed(shape: Shape) -> f64 {
         Shape::X => 10.0,
         Shape::T => 4.0,
         Shape::B => 1.2,
-        Shape::N => 0.0,
+        Shape::N => f64::INFINITY,
     }
 }
 
@@ -29,7 +29,7 @@ pub fn least_speed_in_python(shape: Shape) -> f64 {
         Shape::X => 5.0,
         Shape::T => 4.0,
         Shape::B => 1.2,
-        Shape::N => 0.0,
+        Shape::N => f64::INFINITY,
     }
 }
 

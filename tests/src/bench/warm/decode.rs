@@ -41,7 +41,7 @@ pub fn target(shape: Shape) -> f64 {
         Shape::X => 1.0,
         Shape::T => 1.7,
         Shape::B => 5.0,
-        Shape::N => 0.0,
+        Shape::N => f64::INFINITY,
     }
 }
 

@@ -166,7 +166,11 @@ pub fn touch(columns: &RecordBatch) -> anyhow::Result<()> {
             }
             DataType::Binary => *column.as_binary::<i32>().value(0).first().context("a value has bytes")?,
             // All of a batch may be empty, or null.
-            DataType::Utf8 => column.as_string::<i32>().value_data().first().copied().unwrap_or_default(),
+            DataType::Utf8 => {
+                let texts = column.as_string::<i32>();
+                let first = texts.value_offsets()[0] as usize;
+                texts.value_data().get(first).copied().unwrap_or_default()
+            }
             other => anyhow::bail!("a column is {other}"),
         };
         black_box(byte);
