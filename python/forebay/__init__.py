@@ -23,7 +23,7 @@ from forebay._errors import (
     RetryError,
 )
 from forebay._forebay import Batch, Column, RecordBatch, RecordBatchReader, Schema, __version__
-from forebay._loader import Loader
+from forebay._loader import Loader, LoaderStats
 from forebay._local_node import LocalNode, LocalNodeStatus, local_node
 from forebay._plan import Plan
 from forebay._progress import Progress
@@ -41,6 +41,7 @@ __all__ = [
     "FullError",
     "InvalidError",
     "Loader",
+    "LoaderStats",
     "LocalNode",
     "LocalNodeStatus",
     "NodeStatus",

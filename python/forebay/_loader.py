@@ -27,7 +27,8 @@ class LoaderStats(TypedDict):
     rows: int
     """Padding left out."""
     wait_s: float
-    """Seconds that the loop has waited for batches: for rows, and for transforms, images and copies to a device."""
+    """Seconds that the loop has waited for batches: for rows, transforms and images. A copy to a CUDA device is waited for
+    there, and does not count."""
     ahead: int
     """Batches that are within the transform, or done and waiting; 0 where batches are not made in threads."""
 
@@ -158,7 +159,9 @@ class BatchLoader(Run, Generic[T]):
             stream = self._stream
             if epoch.turn != self._turn or stream is None:
                 raise self._gone()
-        if not stream.taking.acquire(blocking=False):
+            # In one step with that: else an iteration that begins in between would lose this batch.
+            is_taking = stream.taking.acquire(blocking=False)
+        if not is_taking:
             stream.reader.check_process()
             raise InvalidError(
                 "another thread is reading from this loader: let one thread read and hand its batches on, or make a loader "
@@ -169,6 +172,9 @@ class BatchLoader(Run, Generic[T]):
             return None if epoch.is_over else self._taken(epoch, stream)
         finally:
             stream.taking.release()
+            if stream is not self._stream:
+                # Who closed it could not while it was read from.
+                stream.reader.close()
 
     def _taken(self, epoch: _Epoch[T], stream: _Stream[T]) -> tuple[T] | None:
         before = self._epoch, self._samples_done

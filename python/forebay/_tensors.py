@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import numbers
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -322,81 +321,23 @@ def _unfit(column: Column, filler: object, wanted: str) -> InvalidError:
     )
 
 
-class _ArrowSchema(ctypes.Structure):
-    """As https://arrow.apache.org/docs/format/CDataInterface.html has it. Without pyarrow a type's metadata come into
-    Python in no other way."""
-
-
-_ArrowSchema._fields_ = [
-    ("format", ctypes.c_char_p),
-    ("name", ctypes.c_char_p),
-    ("metadata", ctypes.c_void_p),
-    ("flags", ctypes.c_int64),
-    ("n_children", ctypes.c_int64),
-    ("children", ctypes.POINTER(ctypes.POINTER(_ArrowSchema))),
-    ("dictionary", ctypes.c_void_p),
-    ("release", ctypes.c_void_p),
-    ("private_data", ctypes.c_void_p),
-]
-
-_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
 def _shapes(schema: Schema) -> dict[str, _Shape]:
     """The columns whose rows are tensors of a fixed shape, and such fields of structs and items of lists, by their paths."""
-    # It owns the memory that is read here.
-    capsule = schema.__arrow_c_schema__()
-    root = ctypes.cast(_pointer(capsule, b"arrow_schema"), ctypes.POINTER(_ArrowSchema)).contents
-    shapes = {}
-    for path, field in _fields(root, ""):
-        metadata = _metadata(field.metadata)
-        if metadata.get(b"ARROW:extension:name") == b"arrow.fixed_shape_tensor":
-            shapes[path] = _shape(path, field.format, metadata.get(b"ARROW:extension:metadata", b""))
-    return shapes
+    return {path: _shape(path, values, told) for path, values, told in schema.fixed_shapes()}
 
 
-def _fields(parent: _ArrowSchema, prefix: str) -> Iterator[tuple[str, _ArrowSchema]]:
-    for number in range(parent.n_children):
-        field = parent.children[number].contents
-        # Items of lists may have any name.
-        path = prefix + (field.name.decode() if parent.format == b"+s" else "item")
-        yield path, field
-        if field.format in (b"+s", b"+l", b"+L"):
-            yield from _fields(field, f"{path}.")
-
-
-def _metadata(address: int | None) -> dict[bytes, bytes]:
-    """How many pairs there are, and each key and value with its length before it."""
-    at = address or 0
-
-    def number() -> int:
-        nonlocal at
-        at += 4
-        return ctypes.c_int32.from_address(at - 4).value
-
-    def text() -> bytes:
-        nonlocal at
-        length = number()
-        at += length
-        return ctypes.string_at(at - length, length)
-
-    return {text(): text() for _ in range(number())} if at else {}
-
-
-def _shape(path: str, storage: bytes, told: bytes) -> _Shape:
+def _shape(path: str, values: int | None, told: str) -> _Shape:
     """Names of dimensions have no place in a tensor and are left out."""
     try:
         said = json.loads(told)
         lengths = [int(length) for length in said["shape"]]
         order = [int(dimension) for dimension in said.get("permutation") or range(len(lengths))]
-        is_sound = sorted(order) == list(range(len(lengths))) and storage == b"+w:%d" % math.prod(lengths)
+        is_sound = sorted(order) == list(range(len(lengths))) and values == math.prod(lengths)
     except (KeyError, TypeError, ValueError):
         is_sound = False
     if not is_sound:
         raise InvalidError(
             f"column {path!r} is said to hold tensors of one shape, by metadata that make no sense "
-            f"({told.decode(errors='replace')}): leave it out by columns=, or read it with forebay.Loader"
+            f"({told}): leave it out by columns=, or read it with forebay.Loader"
         )
     return _Shape(lengths, order)

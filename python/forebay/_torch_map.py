@@ -96,7 +96,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @staticmethod
     def collate(rows: Sequence[dict[str, Any]]) -> Any:
         """For `DataLoader(collate_fn=...)`: a `Batch` of rows that were read together, without taking them apart. It has
-        `sample_ids`, and no epoch and step."""
+        `sample_ids`, and no epoch, step and digest."""
         return rows.columns if isinstance(rows, Rows) else torch.utils.data.default_collate(list(rows))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,7 +164,8 @@ class Sampler(Run, torch.utils.data.Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """One epoch: that of `set_epoch`, the rest of one that was resumed, or the one after the last."""
         refuse_sharding(self.world)
-        return self._steps_from(self._begin())
+        with self._moving:
+            return self._steps_from(self._begin())
 
     def _steps_from(self, turn: int) -> Iterator[list[int]]:
         plan = self._at(self._epoch, self._samples_done).plan(self.data._core)
@@ -172,5 +173,6 @@ class Sampler(Run, torch.utils.data.Sampler[list[int]]):
             if turn != self._turn:
                 raise ClosedError("another iteration over this sampler began, or it was placed elsewhere: iterate again")
             rows, _, samples_done = plan.step(number)
-            self._step(samples_done)
+            with self._moving:
+                self._step(samples_done)
             yield rows

@@ -22,7 +22,7 @@ from fsspec.caching import BaseCache, register_cache
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from forebay import _etcd, _forebay
-from forebay._errors import ChangedError, InvalidError, NotFoundError
+from forebay._errors import ChangedError, InvalidError, NotFoundError, RetryError
 from forebay._local_node import LocalNode
 from forebay._pickled import check_pickled
 from forebay._place import place, shown
@@ -221,6 +221,9 @@ class ForebayFileSystem(AbstractFileSystem):
         """
         asked = [name for name in empty if name not in folders and self.target_protocol != "file"]
         read = self._objects.cat([(self._uri(name), None, None) for name in asked]) if asked else []
+        for data in read:
+            if isinstance(data, RetryError):
+                raise data
         missing = {name for name, data in zip(asked, read, strict=True) if isinstance(data, NotFoundError)}
         return missing | folders.intersection(empty)
 
@@ -277,8 +280,8 @@ class ForebayFileSystem(AbstractFileSystem):
             return None
 
     def find(self, path: Any, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any) -> Any:
-        """All objects below a path, with `withdirs` the directories too, by one recursive listing; down to `maxdepth`, by
-        one listing of each directory. They are named as the path is: with ``s3://`` if it has that, which pyarrow's
+        """All objects below a path, with `withdirs` the directories too, by one recursive listing and a question for each
+        empty object, which may be a directory's mark; down to `maxdepth`, by one listing of each directory. They are named as the path is: with ``s3://`` if it has that, which pyarrow's
         datasets of folders need. Where nothing is, there are none; all other errors are raised.
         """
         if maxdepth is not None and maxdepth < 1:
@@ -358,8 +361,9 @@ class ForebayFileSystem(AbstractFileSystem):
             paths = sorted({name for root in paths for name in self.find(root)})
             if not paths:
                 raise NotFoundError(f"{path}: no such object, and none below it")
-        folders = {parent for name in paths for parent in _parents(name)}
-        paths = [name for name in paths if name not in folders or self.info(name)["type"] == "file"]
+        else:
+            folders = {parent for name in paths for parent in _parents(name)}
+            paths = [name for name in paths if name not in folders or self.info(name)["type"] == "file"]
         if len(paths) == 1 and not isinstance(path, list) and paths[0] == self._strip_protocol(path):
             return self.cat_file(paths[0])
         read = self.cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return")

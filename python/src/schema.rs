@@ -1,7 +1,7 @@
 //! A schema, as every reader of Arrow takes it.
 
 use crate::capsule;
-use arrow::datatypes::{DataType, Fields, SchemaRef};
+use arrow::datatypes::{DataType, Field, Fields, SchemaRef};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
@@ -26,6 +26,15 @@ impl Schema {
         let mut paths = Vec::new();
         add_paths(self.0.fields(), "", &mut paths);
         paths
+    }
+
+    /// The columns that are said to hold tensors of a fixed shape, and such fields of structs and items of
+    /// lists (`a.item`): their paths, how many values a row has (none if it is no list of a fixed length),
+    /// and their metadata.
+    fn fixed_shapes(&self) -> Vec<(String, Option<i32>, String)> {
+        let mut shapes = Vec::new();
+        self.0.fields().iter().for_each(|field| add_shapes(field, field.name().clone(), &mut shapes));
+        shapes
     }
 
     fn __len__(&self) -> usize {
@@ -53,5 +62,23 @@ fn add_paths(fields: &Fields, prefix: &str, paths: &mut Vec<String>) {
             add_paths(fields, &format!("{path}."), paths);
         }
         paths.push(path);
+    }
+}
+
+fn add_shapes(field: &Field, path: String, shapes: &mut Vec<(String, Option<i32>, String)>) {
+    if field.extension_type_name() == Some("arrow.fixed_shape_tensor") {
+        let values = match field.data_type() {
+            DataType::FixedSizeList(_, values) => Some(*values),
+            _ => None,
+        };
+        let metadata = field.extension_type_metadata().unwrap_or_default();
+        shapes.push((path.clone(), values, metadata.to_owned()));
+    }
+    match field.data_type() {
+        DataType::Struct(fields) => {
+            fields.iter().for_each(|inner| add_shapes(inner, format!("{path}.{}", inner.name()), shapes));
+        }
+        DataType::List(item) | DataType::LargeList(item) => add_shapes(item, format!("{path}.item"), shapes),
+        _ => {}
     }
 }

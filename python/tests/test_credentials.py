@@ -54,14 +54,20 @@ def said(script: str, *arguments: str, folder: Path | None = None, variables: Ma
     return (run.stdout or run.stderr).strip().rpartition("\n")[2]
 
 
+def certificates(folder: Path, client: str) -> tuple[str, str]:
+    """Makes an authority, and certificates of a node and of a client; where, as a flag of `forebay cert`."""
+    within = ("--dir", str(folder))
+    forebay_makes("cert", "init", *within)
+    forebay_makes("cert", "node", "localhost", "--host", "127.0.0.1", *within)
+    forebay_makes("cert", "client", client, *within)
+    return within
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With an authority, certificates of a node and of a client, and a policy with a token."""
     folder = tmp_path_factory.mktemp("certificates")
-    within = ("--dir", str(folder))
-    forebay_makes("cert", "init", *within)
-    forebay_makes("cert", "node", "localhost", "--host", "127.0.0.1", *within)
-    forebay_makes("cert", "client", "trainer", *within)
+    certificates(folder, "trainer")
     token = ("--policy", str(folder / "policy.toml"), "--role", "reader", "--prefix", "s3://forebay/")
     forebay_makes("token", "create", "trainer", *token, "--out", str(folder / "token"))
     return folder

@@ -8,7 +8,6 @@ import pickle
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -68,16 +67,8 @@ def test_frames_of_pandas_and_polars(cluster: Cluster, table: pa.Table, monkeypa
     ds = cluster.dataset(columns=["id", "name", "age"])
     expected = table.select(["id", "name", "age"])
     pandas.testing.assert_frame_equal(ds.to_pandas(), expected.to_pandas())
-    given: list[pa.Table] = []
-    frame = object()
-
-    def from_arrow(rows: pa.Table) -> object:
-        given.append(rows)
-        return frame
-
-    # Polars itself is not installed for `make test`.
-    monkeypatch.setitem(sys.modules, "polars", SimpleNamespace(from_arrow=from_arrow))
-    assert ds.to_polars() is frame and given[0].equals(expected)
+    polars = needs("polars")
+    assert ds.to_polars().equals(polars.from_arrow(expected))
     for name, take in {"pandas": ds.to_pandas, "polars": ds.to_polars}.items():
         monkeypatch.setitem(sys.modules, name, None)
         told = rf"^to_{name}\(\) needs {name}: pip install {name}, or take the rows by to_table\(\)$"

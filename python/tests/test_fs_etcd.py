@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from conftest import Cluster
-from test_credentials import forebay_makes
+from test_credentials import certificates, forebay_makes
 
 import forebay
 from forebay import _etcd
@@ -57,11 +57,8 @@ def test_nodes_are_found_in_etcd(data: Path, table: pa.Table, monkeypatch: pytes
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With an authority, and certificates of an etcd and of a client."""
     folder = tmp_path_factory.mktemp("certificates")
-    within = ("--dir", str(folder))
-    forebay_makes("cert", "init", *within)
-    forebay_makes("cert", "node", "localhost", "--host", "127.0.0.1", *within)
+    within = certificates(folder, "reader")
     forebay_makes("cert", "node", "elsewhere", *within)
-    forebay_makes("cert", "client", "reader", *within)
     (folder / "password").write_text(PASSWORD + "\n")
     (folder / "wrong").write_text("wrong")
     return folder

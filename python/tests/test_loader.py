@@ -403,6 +403,42 @@ def test_an_iteration_that_another_thread_begins_has_all_its_batches(cluster: Cl
     assert ids(batches) == (second if step else first)
 
 
+class BeginsInBetween:
+    """In place of a stream's lock: right before it is taken, another thread begins an iteration, as far as it can."""
+
+    def __init__(self, loader: forebay.Loader[forebay.Batch], lock: threading.Lock) -> None:
+        self.loader, self.lock = loader, lock
+        self.begun: list[Iterator[forebay.Batch]] = []
+        self.other = threading.Thread(target=lambda: self.begun.append(iter(self.loader)))
+
+    def acquire(self, blocking: bool) -> bool:
+        if self.other.ident is None:
+            self.other.start()
+        self.other.join(0.3)
+        return self.lock.acquire(blocking)
+
+    def release(self) -> None:
+        self.lock.release()
+
+    def locked(self) -> bool:
+        return self.lock.locked()
+
+
+def test_an_iteration_that_begins_while_a_batch_is_asked_for_has_all_its_batches(cluster: Cluster) -> None:
+    plain = forebay.Loader(cluster.dataset(), **SETTINGS)
+    epochs = [ids(plain), ids(plain)]
+    loader: Any = forebay.Loader(cluster.dataset(), **SETTINGS)
+    batches = iter(loader)
+    between = BeginsInBetween(loader, loader._stream.taking)
+    loader._stream.taking = between
+    try:
+        next(batches)
+    except forebay.ClosedError:
+        pass
+    between.other.join(30)
+    assert ids(between.begun[0]) in epochs
+
+
 def test_close_ends_a_wait_for_rows(data: Path) -> None:
     own = Cluster(data, 1)
     try:
