@@ -10,6 +10,7 @@ const EACH: usize = 200;
 
 /// A node that has taken no memory for so long has made what it makes. A slow one takes its time.
 const SETTLED: Duration = Duration::from_secs(2);
+/// After so long its memory is judged as it is.
 const SETTLES: Duration = Duration::from_secs(60);
 
 /// 14: very many good streams whose windows are never opened.

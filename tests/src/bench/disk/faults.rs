@@ -62,8 +62,6 @@ struct Struck {
     requests: AtomicU64,
     /// Those for data of the training run.
     of_training: AtomicU64,
-    /// All requests for data of the training run, those that succeed too.
-    by_training: AtomicU64,
 }
 
 impl Struck {
@@ -192,7 +190,10 @@ impl FaultsStage {
         let of_the_job = struck.of_the_job();
         found.check(of_the_job > 0, format!("{name}: {of_the_job} requests of the checking job failed so"));
         if self.settings.trainer {
-            judge_training(name, what, &struck, &mut found);
+            let of_training = struck.of_training.load(Ordering::Relaxed);
+            found.value(format!("fault_{name}_training_requests"), "requests", of_training as f64);
+            let text = format!("{name}: {of_training} requests for data of the training run failed so");
+            found.check(of_training > 0, text);
         }
         Ok(found)
     }
@@ -353,28 +354,11 @@ fn with_training(mut plan: Plan, fault: Fault) -> Plan {
     Box::new(move |seen| plan(seen).or_else(|| if trainer::needs_s3(seen) { first.take() } else { None }))
 }
 
-/// Judges that the training run needed S3. While S3 refuses all, a node asks it seldom, and may do so for the
-/// other job alone: then the run must have asked for data since the fault began, and waited.
-fn judge_training(name: &str, what: ObjectStoreFault, struck: &Struck, found: &mut Findings) {
-    let of_training = struck.of_training.load(Ordering::Relaxed);
-    found.value(format!("fault_{name}_training_requests"), "requests", of_training as f64);
-    if what == ObjectStoreFault::IsGone {
-        let fetches = struck.by_training.load(Ordering::Relaxed);
-        found.value(format!("fault_{name}_training_fetches"), "requests", fetches as f64);
-        let text = format!("{name}: {fetches} requests for data of the training run since it began");
-        return found.check(fetches > 0, text);
-    }
-    let text = format!("{name}: {of_training} requests for data of the training run failed so");
-    found.check(of_training > 0, text);
-}
-
 /// The same plan, which counts how often it struck.
 fn counted(mut plan: Plan, struck: Arc<Struck>) -> Plan {
     Box::new(move |seen| {
         let fault = plan(seen);
-        let by_training = trainer::needs_s3(seen);
-        let of_training = fault.is_some() && by_training;
-        struck.by_training.fetch_add(u64::from(by_training), Ordering::Relaxed);
+        let of_training = fault.is_some() && trainer::needs_s3(seen);
         struck.requests.fetch_add(u64::from(fault.is_some()), Ordering::Relaxed);
         struck.of_training.fetch_add(u64::from(of_training), Ordering::Relaxed);
         fault
