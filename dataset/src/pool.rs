@@ -1,4 +1,5 @@
-//! Large buffers, used again: fresh memory of a batch's size costs more in page faults than the copy into it.
+//! Buffers, used again: fresh memory of a batch's size costs more in page faults than the copy into it. An
+//! allocator may also keep what one thread freed from another, so that a reader holds twice what it counts.
 //!
 //! A shared buffer comes back by itself when its last handle is dropped (the batch was). The one that came
 //! back last is given away first: of all of them it is the likeliest to lie in the processor's cache. What
@@ -8,20 +9,24 @@
 //! A pool may have a [`Registrar`]: its buffers lie in pages of their own then, and those that are used again
 //! are registered with a device, which can read them without a copy.
 
+mod idle;
 mod memory;
 
 pub use memory::{PoolBuffer, Registrar, Registration};
 
 use arrow::buffer::Buffer;
 use bytes::Bytes;
+use idle::IdleBuffers;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Buffers smaller than this are not worth keeping.
-pub const POOLED_BYTES: usize = 64 << 10;
+/// Buffers smaller than this are not worth keeping. Those of less than [`LARGE_BYTES`] have multiples of it.
+pub const POOLED_BYTES: usize = 4 << 10;
+
+/// Larger buffers have multiples of this. Smaller ones are not worth registering.
+pub const LARGE_BYTES: usize = 64 << 10;
 
 /// How often a buffer that comes back looks whether the pool is free, before it is freed instead.
 const RETURN_TRIES: usize = 10_000;
@@ -32,8 +37,7 @@ pub struct Pool(Arc<Shelf>);
 
 #[derive(Debug)]
 struct Shelf {
-    /// Those that nobody uses, the one that came back last at the end.
-    idle: Mutex<VecDeque<PoolBuffer>>,
+    idle: Mutex<IdleBuffers>,
     /// Bytes of these, and of those that will come back. Grows only under the lock.
     bytes: AtomicUsize,
     limit: usize,
@@ -59,10 +63,10 @@ impl Pool {
 
     /// A buffer of at least `bytes` bytes with arbitrary contents, aligned for every Arrow type.
     pub fn take(&self, bytes: usize) -> PoolBuffer {
-        if bytes < POOLED_BYTES {
+        if bytes < self.0.least() {
             return PoolBuffer::new(bytes);
         }
-        let bytes = bytes.next_multiple_of(POOLED_BYTES);
+        let bytes = bytes.next_multiple_of(if bytes < LARGE_BYTES { POOLED_BYTES } else { LARGE_BYTES });
         let (idle, registrar) = (self.0.take(bytes..=bytes.saturating_mul(2)), self.0.registrar.as_deref());
         match (idle, registrar) {
             (Some(mut buffer), Some(registrar)) => {
@@ -79,7 +83,7 @@ impl Pool {
     /// itself.
     pub fn share(&self, buffer: PoolBuffer, bytes: usize) -> Buffer {
         let bytes = bytes.min(buffer.len());
-        let comes_back = buffer.len() >= POOLED_BYTES && self.0.make_room(buffer.len());
+        let comes_back = buffer.len() >= self.0.least() && self.0.make_room(buffer.len());
         let whole: Buffer = match comes_back {
             true => Bytes::from_owner(Lent { buffer, pool: self.clone() }).into(),
             false => buffer.into_buffer(),
@@ -90,16 +94,20 @@ impl Pool {
     /// Bytes of the buffers that nobody uses at the moment.
     #[cfg(test)]
     fn idle_bytes(&self) -> usize {
-        self.0.idle.lock().iter().map(|buffer| buffer.len()).sum()
+        self.0.idle.lock().bytes()
     }
 }
 
 impl Shelf {
+    /// Bytes of the smallest buffer that comes back.
+    fn least(&self) -> usize {
+        if self.registrar.is_some() { LARGE_BYTES } else { POOLED_BYTES }
+    }
+
     /// An idle buffer of such a length.
     fn take(&self, lengths: RangeInclusive<usize>) -> Option<PoolBuffer> {
         let mut idle = self.idle.lock();
-        let found = idle.iter().rposition(|buffer| lengths.contains(&buffer.len()))?;
-        let buffer = idle.remove(found)?;
+        let buffer = idle.latest(lengths)?;
         self.bytes.fetch_sub(buffer.len(), Relaxed);
         Some(buffer)
     }
@@ -109,7 +117,7 @@ impl Shelf {
     fn make_room(&self, bytes: usize) -> bool {
         let mut idle = self.idle.lock();
         while self.bytes.load(Relaxed) + bytes > self.limit {
-            let Some(oldest) = idle.pop_front() else { return false };
+            let Some(oldest) = idle.oldest() else { return false };
             self.bytes.fetch_sub(oldest.len(), Relaxed);
         }
         self.bytes.fetch_add(bytes, Relaxed);
@@ -121,7 +129,7 @@ impl Shelf {
     fn put(&self, buffer: PoolBuffer) {
         let idle = (0..RETURN_TRIES).find_map(|_| self.idle.try_lock().or_else(pause));
         match idle {
-            Some(mut idle) => idle.push_back(buffer),
+            Some(mut idle) => idle.push(buffer),
             None => {
                 self.bytes.fetch_sub(buffer.len(), Relaxed);
             }
@@ -233,6 +241,19 @@ mod tests {
             drop(pool.share(pool.take(100_000), 100_000));
         }
         assert_eq!(registrar.asked.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn small_buffers_come_back_too_but_are_not_registered() {
+        let pool = Pool::new(1 << 20);
+        let address = |pool: &Pool, bytes: usize| pool.share(pool.take(bytes), bytes).as_ptr();
+        assert_eq!(address(&pool, 50_176), address(&pool, 50_176));
+        assert_eq!(pool.idle_bytes(), 52 << 10, "whole steps of 4 KiB");
+        assert_ne!(address(&pool, 5000), address(&pool, 50_176), "not one that is ten times as large");
+        assert_eq!(pool.idle_bytes(), (52 << 10) + (8 << 10));
+        let registered = Pool::with_registrar(1 << 20, Some(Arc::new(Counting::default())));
+        drop(registered.share(registered.take(50_176), 50_176));
+        assert_eq!(registered.idle_bytes(), 0);
     }
 
     #[test]

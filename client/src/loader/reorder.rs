@@ -225,7 +225,7 @@ impl ReorderBuffer {
 mod tests {
     use super::*;
     use arrow::datatypes::{DataType, Field, Schema};
-    use forebay_dataset::pool::{POOLED_BYTES, Registrar, Registration};
+    use forebay_dataset::pool::{LARGE_BYTES, Registrar, Registration};
     use forebay_proto::manifest::{Digest, Manifest, Object, SegmentSize};
     use forebay_proto::plan::steps::{Cut, Ending, Layout};
     use forebay_proto::plan::{Order, PlanKey, Shuffle};
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn nothing_is_planned_without_room_nor_freed_by_the_taker() {
-        let rows = 2 * POOLED_BYTES / size_of::<u64>();
+        let rows = 2 * LARGE_BYTES / size_of::<u64>();
         let used_again = Arc::new(UsedAgain::default());
         let pool = Pool::with_registrar(1 << 30, Some(used_again.clone()));
         let epoch = epoch_of(4 * rows as u64, rows as u64);
@@ -295,7 +295,7 @@ mod tests {
         let buffer = ReorderBuffer::new(schema, pool.clone(), 1, 1.0);
         let Ok(Opened::Open(first)) = buffer.try_open(&epoch, 0) else { panic!("the first is always open") };
         assert!(matches!(buffer.try_open(&epoch, 1), Ok(Opened::Full)));
-        drop(pool.take(2 * POOLED_BYTES));
+        drop(pool.take(2 * LARGE_BYTES));
         let used_again = used_again.0.load(Relaxed);
         assert_eq!(used_again, 0, "a plan that was thrown away leaves its sample numbers in the pool");
         assert!(buffer.try_take(0).unwrap().is_none());

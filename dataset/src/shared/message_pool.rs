@@ -4,7 +4,7 @@
 use super::file_rows::{FileRows, RowFile};
 use super::region::{SharedBuffer, SharedRegion};
 use super::row_runs::{RUN_BYTES, RowRuns};
-use crate::pool::{POOLED_BYTES, Pool, PoolBuffer};
+use crate::pool::{LARGE_BYTES, Pool, PoolBuffer};
 use crate::ready::ReadySegment;
 use arrow::buffer::Buffer;
 use bytes::Bytes;
@@ -87,7 +87,7 @@ impl MessagePool {
             runs.push(place, first, rows).then_some(())?;
         }
         let bytes = runs.bytes();
-        if bytes < POOLED_BYTES || bytes < runs.count() * RUN_BYTES * RUN_WORTH {
+        if bytes < LARGE_BYTES || bytes < runs.count() * RUN_BYTES * RUN_WORTH {
             return None;
         }
         let file = |source: usize| {
@@ -106,7 +106,7 @@ impl MessagePool {
 
     /// A buffer of at least `bytes` bytes with arbitrary contents.
     pub(crate) fn take(&self, bytes: usize) -> MessageBuffer {
-        let region = self.region.as_ref().filter(|_| bytes >= POOLED_BYTES);
+        let region = self.region.as_ref().filter(|_| bytes >= LARGE_BYTES);
         match region.and_then(|region| region.take(bytes)) {
             Some(buffer) => MessageBuffer::Shared(buffer),
             None => MessageBuffer::Own(self.own.take(bytes)),

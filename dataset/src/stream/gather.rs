@@ -10,13 +10,15 @@ use crate::prefetch::{prefetch, rows_ahead};
 use crate::segment_batch::SegmentBatch;
 use crate::shared::MessagePool;
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, GenericByteArray, make_array};
-use arrow::buffer::{Buffer, OffsetBuffer};
+use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer};
 use arrow::compute::interleave;
 use arrow::datatypes::{
-    ArrowNativeType, BinaryType, ByteArrayType, DataType, LargeBinaryType, LargeUtf8Type, Utf8Type,
+    ArrowNativeType, BinaryType, ByteArrayType, DataType, LargeBinaryType, LargeUtf8Type, ToByteSlice,
+    Utf8Type,
 };
 use arrow::error::ArrowError;
 use forebay_proto::{Error, Result};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A chosen row: index into the sources, row in that source.
@@ -124,7 +126,8 @@ fn column(
     }
 }
 
-/// Binaries or strings: their lengths first, so that the bytes go straight to their place.
+/// Binaries or strings: their places first, so that the bytes go straight to theirs. Offsets lie anywhere in
+/// memory, as the bytes do: each is looked at once.
 fn variable<T: ByteArrayType>(
     arrays: &[&dyn Array],
     picks: &[Pick],
@@ -135,46 +138,68 @@ fn variable<T: ByteArrayType>(
         let offsets = &arrays[source].value_offsets()[row..row + 2];
         offsets[0].as_usize()..offsets[1].as_usize()
     };
-    let lengths: Vec<usize> = picks.iter().map(|pick| place(pick).len()).collect();
-    let bytes: usize = lengths.iter().sum();
+    let mut ahead = picks.iter().skip(rows_ahead(2 * size_of::<T::Offset>()));
+    let places = picks.iter().map(|pick| {
+        if let Some(&(source, row)) = ahead.next() {
+            prefetch(arrays[source].value_offsets()[row..row + 2].to_byte_slice());
+        }
+        place(pick)
+    });
+    let places: Vec<Range<usize>> = places.collect();
+    let bytes: usize = places.iter().map(Range::len).sum();
     T::Offset::from_usize(bytes).ok_or(ArrowError::OffsetOverflowError(bytes))?;
     let buffers: Vec<&Buffer> = arrays.iter().map(|array| array.values()).collect();
-    let stretches = || {
-        runs(picks).map(|(source, row, count)| {
-            let offsets = &arrays[source].value_offsets()[row..=row + count];
-            let first = offsets[0].as_usize();
-            (source, first, offsets[count].as_usize() - first)
-        })
-    };
+    let mut at = 0;
+    let stretches = runs(picks).map(|(source, _, count)| {
+        at += count;
+        (source, places[at - count].start..places[at - 1].end)
+    });
+    let stretches: Vec<(usize, Range<usize>)> = stretches.collect();
     // Bytes of strings are looked at when the message is put together.
     let referred = if matches!(T::DATA_TYPE, DataType::Binary | DataType::LargeBinary) {
-        pool.refer(&buffers, 1, stretches())
+        pool.refer(&buffers, 1, stretches.iter().map(|(source, place)| (*source, place.start, place.len())))
     } else {
         None
     };
     let values = match (lent(picks, bytes, pool), referred) {
-        (Some(first), _) => arrays[first.0].values().slice_with_length(place(&first).start, bytes),
+        (Some((source, _)), _) => arrays[source].values().slice_with_length(places[0].start, bytes),
         (None, Some(referred)) => referred,
         (None, None) => {
             let mut values = pool.take(bytes);
-            let mean = bytes / picks.len().max(1);
-            let (mut rest, mut ahead) = (values.as_slice_mut(), picks.iter().skip(rows_ahead(mean)));
-            for (pick, length) in picks.iter().zip(&lengths) {
+            let mean = bytes / stretches.len().max(1);
+            let all = stretches.iter().map(|(source, place)| &buffers[*source][place.clone()]);
+            let (mut rest, mut ahead) = (values.as_slice_mut(), all.clone().skip(rows_ahead(mean)));
+            for stretch in all {
                 if let Some(next) = ahead.next() {
-                    prefetch(&arrays[next.0].value_data()[place(next)]);
+                    prefetch(next);
                 }
-                let (now, after) = rest.split_at_mut(*length);
-                now.copy_from_slice(&arrays[pick.0].value_data()[place(pick)]);
+                let (now, after) = rest.split_at_mut(stretch.len());
+                now.copy_from_slice(stretch);
                 rest = after;
             }
             pool.share(values, bytes)
         }
     };
-    let has_nulls = arrays.iter().any(|array| array.null_count() > 0);
-    let nulls = has_nulls.then(|| picks.iter().map(|&(source, row)| arrays[source].is_valid(row)).collect());
-    let offsets = OffsetBuffer::from_lengths(lengths);
+    let nulls = picked_nulls(&arrays, picks);
+    let offsets = OffsetBuffer::from_lengths(places.iter().map(Range::len));
     let array = GenericByteArray::<T>::try_new(offsets, values, nulls)?;
     Ok(Arc::new(array))
+}
+
+/// Which of the picked rows are null; `None` where no source has a null.
+fn picked_nulls(arrays: &[impl Array], picks: &[Pick]) -> Option<NullBuffer> {
+    let nulls: Vec<Option<&NullBuffer>> =
+        arrays.iter().map(|array| array.nulls().filter(|nulls| nulls.null_count() > 0)).collect();
+    let is_valid = |at: usize| {
+        if let Some(&(source, row)) = picks.get(at + rows_ahead(1))
+            && let Some(nulls) = nulls[source]
+        {
+            prefetch(&nulls.validity()[(nulls.offset() + row) / 8..][..1]);
+        }
+        nulls[picks[at].0].is_none_or(|nulls| nulls.is_valid(picks[at].1))
+    };
+    let has_nulls = nulls.iter().any(Option::is_some);
+    has_nulls.then(|| NullBuffer::new(BooleanBuffer::collect_bool(picks.len(), is_valid)))
 }
 
 /// Arrays of one type, one after the other. The bytes of strings and binaries come to lie in a buffer of the
