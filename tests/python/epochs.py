@@ -5,7 +5,6 @@ report in another line.
 """
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -35,7 +34,7 @@ def main(job):
     if job["what"] == "handover":
         report({"handover_us": handover_us(dataset, options)})
     elif job["what"] == "memory":
-        report({"rss_growth_mb": rss_growth_mb(dataset, options, job["epochs"])})
+        report(memory_growth(dataset, options, job["epochs"]))
     else:
         print(flush=True)
         assert sys.stdin.readline(), "the benchmark has gone"
@@ -91,20 +90,26 @@ def report_steps(dataset, options, state):
             report({"read": read, "state": loader.state_dict()})
 
 
-def rss_growth_mb(dataset, options, epochs):
-    """Growth of the resident memory from the second epoch on, while four batches are kept."""
-    after, kept = [], []
+def memory_growth(dataset, options, epochs):
+    """Growth of the memory from the second epoch on, while four batches are kept: of all resident memory, and without
+    the files of the node that are mapped, which come and go with each epoch's stream."""
+    resident, own, kept = [], [], []
     with forebay.torch.Loader(dataset, rank=0, world=1, **options) as loader:
         for _ in range(epochs):
             for batch in loader:
                 if batch.step % 16 == 0:
                     kept = [*kept[-3:], batch]
-            after.append(resident_mb())
-    return max(after[2:]) - after[1]
+            memory = resident_mb()
+            resident.append(sum(memory.values()))
+            own.append(memory["RssAnon"] + memory["RssShmem"])
+    return {"rss_growth_mb": max(resident[2:]) - resident[1], "own_growth_mb": max(own[2:]) - own[1]}
 
 
 def resident_mb():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    """Resident memory by kind, as proc(5) has it in kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    kinds = (line.split() for line in lines if line.startswith(("RssAnon", "RssFile", "RssShmem")))
+    return {kind.rstrip(":"): int(kb) * 1024 / 1e6 for kind, kb, _ in kinds}
 
 
 def checksum_of(shape, batch):

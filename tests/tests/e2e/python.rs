@@ -29,5 +29,6 @@ fn python_is_measured_beside_rust() {
     }
     assert!(value("python.handover_us") > 0.0);
     value("python.rss_growth_mb");
+    value("python.own_growth_mb");
     assert_eq!((value("python.kills"), value("python.kills_resumed")), (1.0, 1.0));
 }

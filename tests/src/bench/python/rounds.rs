@@ -37,6 +37,7 @@ struct Handover {
 #[derive(Deserialize)]
 struct Memory {
     rss_growth_mb: f64,
+    own_growth_mb: f64,
 }
 
 /// Runs it.
@@ -87,8 +88,10 @@ pub fn run(settings: &PythonSettings) -> anyhow::Result<Findings> {
         let memory: Memory = stage.one(data, "memory", settings.epochs)?;
         let handover = Row::of("python.handover_us", "us", &handovers);
         at_most(&mut found, settings, handover, HANDOVER_US);
-        let growth = Row::of("python.rss_growth_mb", "MB", &[memory.rss_growth_mb]);
-        at_most(&mut found, settings, growth, RSS_GROWTH_MB);
+        for (name, growth) in [("rss", memory.rss_growth_mb), ("own", memory.own_growth_mb)] {
+            let growth = Row::of(format!("python.{name}_growth_mb"), "MB", &[growth]);
+            at_most(&mut found, settings, growth, RSS_GROWTH_MB);
+        }
     }
     stage.end()?;
     Ok(found)
