@@ -14,6 +14,9 @@
 mod checkpoint;
 mod input;
 mod model;
+#[cfg(test)]
+#[path = "../tests/ports/mod.rs"]
+mod ports;
 mod rank;
 mod report;
 mod settings;

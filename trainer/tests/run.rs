@@ -2,13 +2,15 @@
 //!
 //! The smaller split (10,000 samples) serves as the training dataset, so that a run takes seconds.
 
+mod ports;
+
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use ports::free_port;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -189,18 +191,8 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// One that nobody is given who asks for any: those are higher ones. It is not bound to find out: another
-/// thread's child could have inherited the socket.
-fn free_port() -> String {
-    static TAKEN: AtomicU16 = AtomicU16::new(0);
-    let first = 10_000 + (std::process::id() % 300) as u16 * 16;
-    let next = || first + TAKEN.fetch_add(1, Ordering::Relaxed);
-    let free = |port: &u16| std::net::TcpStream::connect(("127.0.0.1", *port)).is_err();
-    std::iter::repeat_with(next).find(free).unwrap().to_string()
-}
-
 /// One rank without a launcher; rank 0 serves the store.
-fn place(flags: &[&str], rank: usize, world: usize, port: &str) -> Command {
+fn place(flags: &[&str], rank: usize, world: usize, port: u16) -> Command {
     let mut command = command(flags);
     let (rank, world) = (rank.to_string(), world.to_string());
     command.envs([
@@ -209,7 +201,8 @@ fn place(flags: &[&str], rank: usize, world: usize, port: &str) -> Command {
         ("WORLD_SIZE", &world),
         ("LOCAL_WORLD_SIZE", &world),
     ]);
-    command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port), ("GLOO_SOCKET_IFNAME", "lo")]);
+    command.env("MASTER_PORT", port.to_string());
+    command.envs([("MASTER_ADDR", "127.0.0.1"), ("GLOO_SOCKET_IFNAME", "lo")]);
     command.env("TORCH_CPP_LOG_LEVEL", "FATAL");
     command
 }
@@ -267,7 +260,7 @@ fn a_frozen_rank_is_named_by_those_that_wait_for_it() {
         let kept = ["--checkpoint-every", "1", "--checkpoint-dir", folder.path().to_str().unwrap()];
         let flags = ["--epochs", "500", "--batch", "96", "--peer-silence-s", "3"];
         let flags = [&flags[..], &kept].concat();
-        let ranks: Vec<_> = (0..3).map(|rank| place(&flags, rank, 3, &port).spawn().unwrap()).collect();
+        let ranks: Vec<_> = (0..3).map(|rank| place(&flags, rank, 3, port).spawn().unwrap()).collect();
         wait_for_a_step(folder.path());
         let frozen = ranks[victim].id();
         signal(frozen, Signal::STOP);
@@ -302,7 +295,7 @@ fn ranks_do_not_outlive_their_launcher() {
 #[test]
 fn torchruns_environment_makes_a_rank() {
     let port = free_port();
-    let ranks = [0, 1].map(|rank| place(&["--epochs", "1"], rank, 2, &port).spawn().unwrap());
+    let ranks = [0, 1].map(|rank| place(&["--epochs", "1"], rank, 2, port).spawn().unwrap());
     let ranks = ranks.map(|rank| rank.wait_with_output().unwrap());
     for output in &ranks {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -313,7 +306,7 @@ fn torchruns_environment_makes_a_rank() {
 
 #[test]
 fn ranks_that_cannot_meet_say_why() {
-    let told = |world: [usize; 2], port: &str| {
+    let told = |world: [usize; 2], port: u16| {
         let began = Instant::now();
         // A batch that both numbers of ranks can share.
         let ranks = [0, 1].map(|rank| place(&["--batch", "120"], rank, world[rank], port).spawn().unwrap());
@@ -322,13 +315,13 @@ fn ranks_that_cannot_meet_say_why() {
         told
     };
     let port = free_port();
-    for message in told([2, 3], &port) {
+    for message in told([2, 3], port) {
         let expected = "join the other ranks: rank 1 has WORLD_SIZE=3, but rank 0 has WORLD_SIZE=2";
         assert!(message.contains(expected), "{message}");
     }
     let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    let [first, second] = told([2, 2], &port);
+    let port = taken.local_addr().unwrap().port();
+    let [first, second] = told([2, 2], port);
     assert!(first.ends_with(&format!("port {port} is in use by another program")), "{first}");
     assert!(second.contains(&format!("what listens at 127.0.0.1:{port} is no TCP store")), "{second}");
 }

@@ -2,6 +2,7 @@
 
 use super::block::{Block, batch_of, columns};
 use super::cache::Cache;
+use super::fill::Ahead;
 use super::memory::MemoryPermit;
 use super::tail::Tail;
 use crate::cluster::peers::{Content, WantedColumns};
@@ -58,7 +59,7 @@ pub async fn fill(
         }
     };
     let placed = match fetched {
-        Ok((batch, filling)) => cache.end_fill(origin, batch, None, filling).await.map(Some),
+        Ok((batch, filling)) => cache.end_fill(origin, batch, Ahead::demand(), filling).await.map(Some),
         Err(e) => Err(e),
     };
     tail.clear();

@@ -46,6 +46,8 @@ pub struct Cache {
     /// By this node's role when they began: an owner's fill waits for no other node's, so that none wait for
     /// each other in a circle.
     pub(super) fills: SingleFlight<(SegmentId, Role), FillOutcome, Underway>,
+    /// Fetches from the object store, which wait for no other node: one of a segment, whatever the role.
+    fetches: SingleFlight<SegmentId, FillOutcome, Underway>,
     warned_full: AtomicBool,
 }
 
@@ -61,7 +63,8 @@ impl Cache {
         peers: Arc<Peers>,
     ) -> Arc<Self> {
         let memory_tier = MemoryTier::new(plans.clone(), memory.tier.clone());
-        let (written, fills) = (broadcast::Sender::new(WRITTEN_MAX), SingleFlight::default());
+        let written = broadcast::Sender::new(WRITTEN_MAX);
+        let (fills, fetches) = (SingleFlight::default(), SingleFlight::default());
         let warned_full = AtomicBool::new(false);
         Arc::new(Self {
             source,
@@ -73,6 +76,7 @@ impl Cache {
             written,
             memory_tier,
             fills,
+            fetches,
             warned_full,
         })
     }
@@ -255,7 +259,7 @@ impl Cache {
         segment: u32,
         columns: Vec<String>,
         role: Role,
-        mut ahead: Ahead,
+        ahead: Ahead,
     ) -> Result<Option<ReadySegment>> {
         let origin = origin(&reading.manifest, segment)?;
         let id = origin.id;
@@ -273,14 +277,49 @@ impl Cache {
             ask_owner: role == Role::Replica,
         };
         let (fills, urgency) = (&self.memory.fills, &ahead.urgency);
-        let (batch, filling) = match self.peers.fetch(&wanted, |bytes| fills.acquire(bytes, urgency)).await? {
-            Some(copy) => copy,
-            None => self.fetch(&reading, segment, &columns, &mut ahead).await?,
-        };
-        let Ahead { share, tier, .. } = ahead;
-        let placed = self.end_fill(origin, batch, tier, filling).await;
-        drop(share);
-        placed.map(Some)
+        match self.peers.fetch(&wanted, |bytes| fills.acquire(bytes, urgency)).await? {
+            Some((batch, filling)) => self.end_fill(origin, batch, ahead, filling).await.map(Some),
+            None => self.fetch_once(reading, segment, columns, ahead).await,
+        }
+    }
+
+    /// Fetches columns of a segment from the object store and places them, or waits for who does so as what
+    /// this node was to the segment before: when a node dies, its segments are on their way to others that
+    /// become their owners meanwhile. `None` if other columns came.
+    async fn fetch_once(
+        self: Arc<Self>,
+        reading: Reading,
+        segment: u32,
+        columns: Vec<String>,
+        ahead: Ahead,
+    ) -> Result<Option<ReadySegment>> {
+        let origin = origin(&reading.manifest, segment)?;
+        let (id, urgency, wanted) = (origin.id, ahead.urgency.clone(), columns.clone());
+        let (turnout, fetch) = self.fetches.join_or_lead(id, urgency.clone().into(), || {
+            let (cache, mut ahead) = (self.clone(), ahead);
+            async move {
+                let fetched = match cache.fetch(&reading, segment, &columns, &mut ahead).await {
+                    Ok((batch, filling)) => cache.end_fill(origin, batch, ahead, filling).await,
+                    Err(e) => Err(e),
+                };
+                Ok(match fetched {
+                    Ok(ready) => FillOutcome::Filled(ready),
+                    Err(e) => FillOutcome::Failed(e, columns),
+                })
+            }
+        });
+        if turnout == Turnout::Follower {
+            tokio::select! {
+                biased;
+                () = urgency.raised() => fetch.about.urgency.raise(),
+                _ = fetch.value.clone() => {}
+            }
+        }
+        match fetch.value.await? {
+            FillOutcome::Filled(ready) => Ok(Some(ready)),
+            FillOutcome::Failed(e, failed) if failed == wanted => Err(e),
+            _ => Ok(None),
+        }
     }
 
     /// Puts what a fill brought where it belongs.
@@ -288,7 +327,7 @@ impl Cache {
         self: &Arc<Self>,
         origin: Origin,
         batch: SegmentBatch,
-        tier: Option<MemoryPermit>,
+        Ahead { share: _share, tier, .. }: Ahead,
         filling: MemoryPermit,
     ) -> Result<ReadySegment> {
         let (cache, id, spare) = (self.clone(), origin.id, batch.clone());

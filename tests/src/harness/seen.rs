@@ -1,9 +1,10 @@
 //! Requests as the S3 server's log keeps them, and as fault plans see them.
 
 use hyper::body::Incoming;
-use hyper::header::{HOST, HeaderName, IF_MATCH, IF_NONE_MATCH, RANGE};
+use hyper::header::{AUTHORIZATION, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH, RANGE};
 use hyper::{Method, Request};
 use std::ops::Range;
+use std::time::Instant;
 
 /// Below it a host's name says the bucket: `BUCKET.s3.forebay.test`. No resolver knows it: clients that are
 /// to come here by it have the server as their proxy.
@@ -35,6 +36,10 @@ pub struct SeenRequest {
     pub status: u16,
     /// The bytes of the answer's body, as announced.
     pub bytes: u64,
+    /// The access key that signed it; empty if none did.
+    pub signed_by: String,
+    /// When it came.
+    pub at: Instant,
 }
 
 impl SeenRequest {
@@ -56,6 +61,8 @@ impl SeenRequest {
             if_none_match: header(request, &IF_NONE_MATCH),
             status: 0,
             bytes: 0,
+            signed_by: header(request, &AUTHORIZATION).and_then(|line| signer(&line)).unwrap_or_default(),
+            at: Instant::now(),
         }
     }
 
@@ -79,6 +86,12 @@ pub(crate) fn bucket_of(host: &str) -> Option<&str> {
 
 fn header(request: &Request<Incoming>, name: &HeaderName) -> Option<String> {
     Some(request.headers().get(name)?.to_str().ok()?.to_owned())
+}
+
+/// The access key in an `Authorization` header.
+fn signer(authorization: &str) -> Option<String> {
+    let (key, _) = authorization.split_once("Credential=")?.1.split_once('/')?;
+    Some(key.to_owned())
 }
 
 fn percent_decode(path: &str) -> String {

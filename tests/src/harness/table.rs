@@ -16,6 +16,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Rows of a segment of 1 MiB.
 pub const MIB_ROWS: u64 = 1024;
@@ -111,6 +112,18 @@ impl Table {
         self.data_gets(log).map(|(_, object, range)| object.bytes_of(&range, segments)).sum()
     }
 
+    /// Of each segment whose columns were read more than once: who read them, and when.
+    pub fn read_again<'a>(&'a self, log: &'a [SeenRequest]) -> BTreeMap<u64, Vec<(&'a str, Instant)>> {
+        let mut reads = BTreeMap::<_, Vec<_>>::new();
+        for (seen, object, range) in self.data_gets(log) {
+            for segment in object.segments_of(&range) {
+                reads.entry(segment).or_default().push((&*seen.signed_by, seen.at));
+            }
+        }
+        reads.retain(|_, reads| reads.len() > 1);
+        reads
+    }
+
     /// The requests for columns, with their objects and ranges.
     fn data_gets<'a>(
         &'a self,
@@ -142,6 +155,12 @@ impl Table {
 }
 
 impl TableObject {
+    /// The segments of which a range has some bytes.
+    fn segments_of(&self, range: &Range<u64>) -> impl Iterator<Item = u64> {
+        let last = self.first + self.ends.len() as u64;
+        (self.first..last).filter(|segment| self.bytes_of(range, &BTreeSet::from([*segment])) > 0)
+    }
+
     /// How many bytes of a range are of some segments.
     fn bytes_of(&self, range: &Range<u64>, segments: &BTreeSet<u64>) -> u64 {
         let starts = std::iter::once(MAGIC_BYTES).chain(self.ends.iter().copied());
@@ -279,6 +298,8 @@ fn bytes_count_for_the_segments_that_they_are_of() {
         if_none_match: None,
         status: 206,
         bytes: end - start,
+        signed_by: format!("node-{start}"),
+        at: Instant::now(),
     };
     let whole = object.ends[1] - object.ends[0];
     let one = [get(object.ends[0], object.ends[1])];
@@ -288,6 +309,10 @@ fn bytes_count_for_the_segments_that_they_are_of() {
         |log: &[SeenRequest], segments: &[u64]| table.data_bytes_of(log, &segments.iter().copied().collect());
     assert_eq!((of(&one, &[17]), of(&one, &[0, 1, 16, 18, 19])), (whole, 0));
     assert_eq!((of(&many, &[17]), of(&many, &[18]), of(&many, &[19])), (whole, whole / 2, 0));
+    assert!(table.read_again(&many).is_empty());
+    let again = [one.to_vec(), many.to_vec()].concat();
+    let again = table.read_again(&again).into_iter().map(|(segment, reads)| (segment, reads.len()));
+    assert_eq!(again.collect::<Vec<_>>(), [(17, 2)]);
     let all: Vec<u64> = (0..20).collect();
     assert_eq!(of(&many, &all) + MAGIC_BYTES, table.data_bytes(&many));
 }

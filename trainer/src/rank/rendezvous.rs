@@ -182,7 +182,7 @@ fn answer(store: &Store, name: &str, world: usize, timeout: Duration) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU16, Ordering};
+    use crate::ports::free_port;
 
     const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -258,16 +258,6 @@ mod tests {
         }
         let error = join(&env(&server, 1, 3), Duration::from_secs(3)).unwrap_err();
         assert_eq!(error.to_string(), "rank 0 has not answered at the store");
-    }
-
-    /// One that nobody is given who asks for any: those are higher ones. It is not bound to find out: another
-    /// thread's child could have inherited the socket.
-    fn free_port() -> u16 {
-        static TAKEN: AtomicU16 = AtomicU16::new(0);
-        let first = 10_000 + (std::process::id() % 300) as u16 * 16;
-        let next = || first + TAKEN.fetch_add(1, Ordering::Relaxed);
-        let free = |port: &u16| std::net::TcpStream::connect(("127.0.0.1", *port)).is_err();
-        std::iter::repeat_with(next).find(free).unwrap()
     }
 
     /// What those who join in vain are told.

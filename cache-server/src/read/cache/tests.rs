@@ -69,6 +69,37 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     assert_eq!(cache.get(&reading, 0).await.unwrap().batch.columns().unwrap(), batch);
 }
 
+/// What happens when a node becomes the owner of a segment that it is fetching as a replica.
+#[tokio::test]
+async fn a_segment_leaves_the_object_store_once_though_the_role_changes_meanwhile() {
+    let dataset = Dataset::new(1).await;
+    let world = World::new(&dataset, 1 << 30, 1 << 26);
+    let (cache, memory, counters) = (&world.cache, &world.cache.memory.fills, world.cache.source.counters());
+    let fetches = || counters.s3_requests.load(Relaxed);
+    // Both fetches wait for memory, unless the second one waits for the first.
+    let all = memory.try_acquire(memory.limit()).unwrap();
+    let read = |ahead, role| cache.read(&dataset.reading, 0, ahead, Some(role));
+    let share = world.cache.memory.prefetch.try_acquire(1);
+    let prefetch = Ahead { urgency: Urgency::prefetch(), share, tier: None, run: None };
+    let (before, urgency) = (fetches(), prefetch.urgency.clone());
+    let first = read(prefetch, Role::Replica);
+    let second = async {
+        while !memory.is_short() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!urgency.is_demand());
+        read(Ahead::demand(), Role::Primary).await
+    };
+    let release = async {
+        let hurried = tokio::time::timeout(Duration::from_secs(10), urgency.raised()).await;
+        drop(all);
+        hurried.is_ok()
+    };
+    let (first, second, is_hurried) = tokio::join!(first, second, release);
+    assert_eq!(first.unwrap().batch.columns().unwrap(), second.unwrap().batch.columns().unwrap());
+    assert_eq!((fetches() - before, is_hurried), (1, true), "who waits for it makes it urgent");
+}
+
 #[tokio::test]
 async fn columns_that_fail_for_one_reader_do_not_fail_for_another() {
     let dataset = Dataset::new(1).await;

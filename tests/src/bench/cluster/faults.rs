@@ -9,7 +9,7 @@ use crate::harness::report::Row;
 use crate::harness::table::Table;
 use fastrand::Rng;
 use forebay_proto::{ring, v1};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Waits that end within this time after a fault count as its effect. Readers recover long before.
@@ -18,6 +18,9 @@ pub const AFTERMATH: Duration = Duration::from_secs(4);
 /// On a machine that stalls: nodes that stall with the lost one may be passed over too, and others fetch what
 /// only they hold. Without any replica it would be all that the lost node owned.
 pub const STALLED_SHARE: f64 = 0.5;
+
+/// Segments that were read again of which each kill tells.
+const TOLD: usize = 8;
 
 /// The faults of one stage.
 pub struct NodeFaults {
@@ -145,6 +148,7 @@ fn kills(
         eprintln!(
             "kill of node {victim}: {stall:.0} ms, then {back:.0} ms, {bytes:.0} bytes from S3, {own_bytes:.0} of them its own"
         );
+        tell_read_again(&table.read_again(&log), at);
         costs.stalls_ms.push(stall);
         costs.back_stalls_ms.push(back);
         costs.s3_bytes.push(bytes);
@@ -155,6 +159,19 @@ fn kills(
         costs.epochs.push(epochs);
     }
     Ok(costs)
+}
+
+/// Says of some segments that were read more than once since a kill which nodes read them, and when.
+fn tell_read_again(read_again: &BTreeMap<u64, Vec<(&str, Instant)>>, kill: Instant) {
+    for (segment, reads) in read_again.iter().take(TOLD) {
+        let read = |(node, at): &(&str, Instant)| {
+            format!("{node} after {:.0} ms", at.duration_since(kill).as_secs_f64() * 1e3)
+        };
+        eprintln!("  segment {segment}: {}", reads.iter().map(read).collect::<Vec<_>>().join(", "));
+    }
+    if read_again.len() > TOLD {
+        eprintln!("  and {} more segments that were read again", read_again.len() - TOLD);
+    }
 }
 
 /// Judges what kills cost.

@@ -7,6 +7,9 @@ use forebay_proto::v1;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
+/// Nodes of a cluster, at most.
+pub const NODES_MAX: usize = 20;
+
 /// How long a node may take to be a member, and the cluster to agree. Generous: nothing is measured by it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -62,6 +65,7 @@ impl Nodes {
     pub fn add(&mut self, seat: Seat) -> anyhow::Result<usize> {
         let node = self.options.len();
         let options = self.base.clone().args(["--listen", &seat.address, "--node", &name(node)]);
+        let options = options.env("AWS_ACCESS_KEY_ID", &name(node));
         // Some have an address of their own.
         let options =
             options.args(&seat.arguments).arg("--insecure").allow_log("--insecure").within(&seat.wrapper);

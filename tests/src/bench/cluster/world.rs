@@ -1,6 +1,6 @@
 //! Shared by all stages: the object store, made remote, its datasets, and etcd.
 
-use super::nodes::{Nodes, Seat};
+use super::nodes::{NODES_MAX, Nodes, Seat, name};
 use crate::bench::stages::runtime;
 use crate::harness::background::{BackgroundReader, EpochsRead};
 use crate::harness::check::Findings;
@@ -34,6 +34,10 @@ impl World {
     /// Starts everything.
     pub fn start() -> anyhow::Result<Self> {
         let s3 = S3Server::start();
+        // Each node has its own, so that the log says who sent a request.
+        for node in 0..NODES_MAX {
+            s3.keys().add(&name(node), &s3.secret_key, None);
+        }
         let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
         let etcd = RefCell::new(Etcd::try_start(3)?);
         Ok(Self { runtime: runtime()?, s3, proxy, etcd, clusters: Cell::new(0) })
