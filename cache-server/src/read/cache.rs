@@ -47,7 +47,7 @@ pub struct Cache {
     /// each other in a circle.
     pub(super) fills: SingleFlight<(SegmentId, Role), FillOutcome, Underway>,
     /// Fetches from the object store, which wait for no other node: one of a segment, whatever the role.
-    fetches: SingleFlight<SegmentId, FillOutcome, Underway>,
+    pub(super) fetches: SingleFlight<SegmentId, FillOutcome, Underway>,
     warned_full: AtomicBool,
 }
 

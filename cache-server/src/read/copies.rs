@@ -15,6 +15,12 @@ use forebay_dataset::{MemoryGuard, ReadySegment, Urgency};
 use forebay_proto::manifest::{Digest, SegmentId};
 use forebay_proto::{Error, Kind, Result, v1};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long a node that asks for a copy waits for a fetch that is under way, at most. It holds a node for
+/// silent that takes much longer to answer.
+const COMING: Duration = Duration::from_millis(500);
 
 /// What a node gives to others and takes from them. Cheap to clone.
 #[derive(Clone)]
@@ -24,6 +30,17 @@ impl SegmentExchange {
     /// Whether another node could have these columns at once. Does not touch the disk.
     pub fn offers(&self, id: SegmentId, columns: &[String]) -> bool {
         self.0.disk.holds(id, columns)
+    }
+
+    /// The same, or a moment later: a fetch of the segment that is under way is waited for. Whose segments
+    /// change as nodes come and go, and the next owner must not fetch what this node is about to have.
+    pub async fn offers_soon(&self, id: SegmentId, columns: &[String]) -> bool {
+        if !self.offers(id, columns)
+            && let Some(fetch) = self.0.fetches.under_way(&id)
+        {
+            timeout(COMING, fetch.value).await.ok();
+        }
+        self.offers(id, columns)
     }
 
     /// Columns of a segment for another node, and what must live as long as they do, if they are held;

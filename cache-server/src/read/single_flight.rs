@@ -49,6 +49,11 @@ where
     V: Clone + Send + Sync + 'static,
     T: Clone + Send + 'static,
 {
+    /// The work under way for `key`, if there is any.
+    pub fn under_way(&self, key: &K) -> Option<InFlight<V, T>> {
+        self.table.lock().get(key).cloned()
+    }
+
     /// Joins the work under way for `key`, or starts `work` where there is none, and says `about` it.
     pub fn join_or_lead<F>(&self, key: K, about: T, work: impl FnOnce() -> F) -> (Turnout, InFlight<V, T>)
     where

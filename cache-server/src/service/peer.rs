@@ -12,6 +12,7 @@ use forebay_proto::manifest::{Digest, Manifest, SegmentId};
 use forebay_proto::v1::peer_server::Peer as Service;
 use forebay_proto::{Error, v1};
 use futures::StreamExt;
+use futures::future::join_all;
 use futures::stream::BoxStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -41,10 +42,10 @@ impl Service for PeerService {
 
     async fn holds(&self, request: Request<v1::HoldsRequest>) -> Reply<v1::HoldsReply> {
         let r = request.into_inner();
-        let holds = |id: &Bytes| -> forebay_proto::Result<bool> {
-            Ok(self.exchange().offers(SegmentId(Digest::from_bytes(id)?), &r.columns))
-        };
-        let held = r.segments.iter().map(holds).collect::<forebay_proto::Result<_>>()?;
+        let exchange = self.exchange();
+        let ids = r.segments.iter().map(|id| Digest::from_bytes(id).map(SegmentId));
+        let ids = ids.collect::<forebay_proto::Result<Vec<_>>>()?;
+        let held = join_all(ids.into_iter().map(|id| exchange.offers_soon(id, &r.columns))).await;
         Ok(Response::new(v1::HoldsReply { held }))
     }
 

@@ -9,6 +9,7 @@ mod world;
 use super::*;
 use crate::disk::DiskCacheSettings;
 use crate::disk::policy::Role;
+use crate::read::copies::SegmentExchange;
 use arrow::array::{ArrayRef, ListArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type};
 use forebay_dataset::schema;
@@ -98,6 +99,28 @@ async fn a_segment_leaves_the_object_store_once_though_the_role_changes_meanwhil
     let (first, second, is_hurried) = tokio::join!(first, second, release);
     assert_eq!(first.unwrap().batch.columns().unwrap(), second.unwrap().batch.columns().unwrap());
     assert_eq!((fetches() - before, is_hurried), (1, true), "who waits for it makes it urgent");
+}
+
+/// What happens when another node becomes the owner of a segment that this one is fetching.
+#[tokio::test]
+async fn who_asks_for_a_copy_of_what_is_being_fetched_waits_a_moment() {
+    let dataset = Dataset::new(1).await;
+    let world = World::new(&dataset, 1 << 30, 1 << 26);
+    let (cache, id, memory) = (&world.cache, dataset.ids()[0], &world.cache.memory.fills);
+    let (exchange, columns) = (SegmentExchange(cache.clone()), ["id".to_owned()]);
+    let all = memory.try_acquire(memory.limit()).unwrap();
+    let read = cache.get(&dataset.reading, 0);
+    let asks = async {
+        while !memory.is_short() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!exchange.offers_soon(id, &columns).await, "a fetch that does not end is not waited for");
+        let release = async { drop(all) };
+        tokio::join!(exchange.offers_soon(id, &columns), release).0
+    };
+    let (read, is_held) = tokio::join!(read, asks);
+    assert_eq!((read.is_ok(), is_held), (true, true));
+    assert!(!exchange.offers_soon(id, &["other".to_owned()]).await);
 }
 
 #[tokio::test]
