@@ -283,9 +283,9 @@ impl Cache {
         }
     }
 
-    /// Fetches columns of a segment from the object store and places them, or waits for who does so as what
-    /// this node was to the segment before: when a node dies, its segments are on their way to others that
-    /// become their owners meanwhile. `None` if other columns came.
+    /// Fetches columns of a segment from the object store and places them, or waits for the fetch that this
+    /// node began in its other role: when a node dies, others fetch its segments and become their owners
+    /// meanwhile. `None` if that one failed, and was of other columns.
     async fn fetch_once(
         self: Arc<Self>,
         reading: Reading,

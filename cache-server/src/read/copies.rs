@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long a node that asks for a copy waits for a fetch that is under way, at most. It holds a node for
-/// silent that takes much longer to answer.
+/// How long a node that asks for a copy waits for a fetch that is under way, at most: well below the time
+/// after which it takes this node for silent.
 const COMING: Duration = Duration::from_millis(500);
 
 /// What a node gives to others and takes from them. Cheap to clone.
@@ -32,8 +32,8 @@ impl SegmentExchange {
         self.0.disk.holds(id, columns)
     }
 
-    /// The same, or a moment later: a fetch of the segment that is under way is waited for. Whose segments
-    /// change as nodes come and go, and the next owner must not fetch what this node is about to have.
+    /// The same, or a moment later: a fetch of the segment that is under way is waited for. As nodes come and
+    /// go, the next owner must not fetch what this node is about to have.
     pub async fn offers_soon(&self, id: SegmentId, columns: &[String]) -> bool {
         if !self.offers(id, columns)
             && let Some(fetch) = self.0.fetches.under_way(&id)
