@@ -311,8 +311,11 @@ fn bytes_count_for_the_segments_that_they_are_of() {
     assert_eq!((of(&many, &[17]), of(&many, &[18]), of(&many, &[19])), (whole, whole / 2, 0));
     assert!(table.read_again(&many).is_empty());
     let again = [one.to_vec(), many.to_vec()].concat();
-    let again = table.read_again(&again).into_iter().map(|(segment, reads)| (segment, reads.len()));
-    assert_eq!(again.collect::<Vec<_>>(), [(17, 2)]);
+    let by =
+        |reads: Vec<(&str, Instant)>| reads.iter().map(|(node, _)| (*node).to_owned()).collect::<Vec<_>>();
+    let again = table.read_again(&again).into_iter().map(|(segment, reads)| (segment, by(reads)));
+    let nodes = vec![format!("node-{}", object.ends[0]), "node-0".to_owned()];
+    assert_eq!(again.collect::<Vec<_>>(), [(17, nodes)]);
     let all: Vec<u64> = (0..20).collect();
     assert_eq!(of(&many, &all) + MAGIC_BYTES, table.data_bytes(&many));
 }

@@ -59,6 +59,21 @@ async fn a_header_that_is_not_signed_is_refused() {
 }
 
 #[tokio::test]
+async fn the_log_says_who_signed_a_request() {
+    let server = S3Server::start();
+    server.put("k", "bytes");
+    server.keys().add("another", &server.secret_key, None);
+    for key in ["another", &server.access_key] {
+        let client = builder(&server, &server.endpoint, &server.secret_key, 0).with_access_key_id(key);
+        let began = Instant::now();
+        client.build().expect("build the client").get(&Path::from("k")).await.expect("get");
+        let log = server.take_log();
+        assert_eq!(log.iter().map(|seen| &*seen.signed_by).collect::<Vec<_>>(), [key]);
+        assert!(log[0].at >= began);
+    }
+}
+
+#[tokio::test]
 async fn a_host_that_names_the_bucket_is_signed() {
     let server = S3Server::start();
     server.put("k", "bytes");
