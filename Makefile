@@ -138,7 +138,7 @@ wheel: setup ## Pack the Python package, with the programs, into target/wheels (
 	@scripts/setup.sh wheel
 	@scripts/wheel.sh
 
-wheel-check: wheel ## Install the wheel into a clean environment, read an epoch and run the examples of torch with it
+wheel-check: wheel ## Install the wheel into a clean environment, read an epoch and run the examples with it
 	@scripts/wheel.sh check
 
 images: dist ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAGE to build on; without one, no registry is needed)
