@@ -49,7 +49,6 @@ mod watch;
 pub use cache::{DiskCache, DiskCacheSettings, Found, Written};
 pub use file_system::RealDisk;
 pub use holdings::{Occurrence, SegmentsHeld};
-pub use index::RawFiles;
 pub use prefixes::PrefixLimit;
 pub use sidecar::Sidecar;
 

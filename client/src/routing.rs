@@ -66,8 +66,17 @@ pub(crate) struct Cluster {
     budget: AttemptBudget,
     /// How long messages usually take.
     pub throughput: Throughput,
-    balance: Arc<Mutex<Option<BalanceOf>>>,
+    balances: Balances,
     _follower: AbortOnDropHandle<()>,
+}
+
+/// Of the dataset that is read, as last computed.
+#[derive(Debug, Clone, Default)]
+struct Balances {
+    /// On all nodes of the topology.
+    all: Arc<Mutex<Option<BalanceOf>>>,
+    /// On those that are not out.
+    left: Arc<Mutex<Option<BalanceOf>>>,
 }
 
 /// The balance of a dataset on some nodes.
@@ -108,7 +117,7 @@ impl Cluster {
             policy: ReadPolicy { zone: entry.zone.clone(), offset },
             budget: AttemptBudget::default(),
             throughput: Throughput::default(),
-            balance: Arc::default(),
+            balances: Balances::default(),
             _follower: AbortOnDropHandle::new(follower),
         }
     }
@@ -213,10 +222,17 @@ impl Cluster {
         ask: impl FnOnce(&Router<'_>, &Manifest) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (topology, manifest, out) = (topology.clone(), manifest.clone(), self.health.out());
-        let (policy, balance) = (self.policy.clone(), self.balance.clone());
+        let (policy, balances) = (self.policy.clone(), self.balances.clone());
         let route = move || {
-            let balance = current_balance(&balance, &topology.nodes, &manifest);
-            ask(&Router::new(&topology, &balance, |url| out.contains(url), &policy), &manifest)
+            let balance = current_balance(&balances.all, &topology.nodes, &manifest);
+            let router = Router::new(&topology, &balance, |url| out.contains(url), &policy);
+            let is_left = |n: &&v1::Node| !out.contains(&n.address);
+            let left: Vec<_> = topology.nodes.iter().filter(is_left).cloned().collect();
+            if left.len() == topology.nodes.len() {
+                return ask(&router, &manifest);
+            }
+            let heirs = current_balance(&balances.left, &left, &manifest);
+            ask(&router.with_heirs(&left, &heirs), &manifest)
         };
         let broke_off = |e| Error::corrupt(format!("choosing nodes for segments broke off: {e}"));
         spawn_blocking(route).await.map_err(broke_off)?

@@ -17,6 +17,7 @@ pub use memory::{PoolBuffer, Registrar, Registration};
 use arrow::buffer::Buffer;
 use bytes::Bytes;
 use idle::IdleBuffers;
+use memory::HUGE_PAGE;
 use parking_lot::Mutex;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -27,6 +28,9 @@ pub const POOLED_BYTES: usize = 4 << 10;
 
 /// Larger buffers have multiples of this. Smaller ones are not worth registering.
 pub const LARGE_BYTES: usize = 64 << 10;
+
+/// How many lengths there are from a power of two to the next, of buffers of 512 KiB and more.
+const LENGTHS: usize = 4;
 
 /// How often a buffer that comes back looks whether the pool is free, before it is freed instead.
 const RETURN_TRIES: usize = 10_000;
@@ -66,16 +70,16 @@ impl Pool {
         if bytes < self.0.least() {
             return PoolBuffer::new(bytes);
         }
-        let bytes = bytes.next_multiple_of(if bytes < LARGE_BYTES { POOLED_BYTES } else { LARGE_BYTES });
-        let (idle, registrar) = (self.0.take(bytes..=bytes.saturating_mul(2)), self.0.registrar.as_deref());
+        let length = rounded(bytes);
+        let (idle, registrar) = (self.0.take(length..=length.saturating_mul(2)), self.0.registrar.as_deref());
         match (idle, registrar) {
             (Some(mut buffer), Some(registrar)) => {
                 buffer.register(registrar);
                 buffer
             }
             (Some(buffer), None) => buffer,
-            (None, Some(_)) => PoolBuffer::in_pages(bytes),
-            (None, None) => PoolBuffer::new(bytes),
+            (None, None) if length < HUGE_PAGE => PoolBuffer::new(length),
+            (None, _) => PoolBuffer::in_pages(length, bytes),
         }
     }
 
@@ -134,6 +138,14 @@ impl Shelf {
                 self.bytes.fetch_sub(buffer.len(), Relaxed);
             }
         }
+    }
+}
+
+/// The length of a buffer for that many bytes. Those of batches differ a little: they are to have few lengths.
+fn rounded(bytes: usize) -> usize {
+    match bytes < LARGE_BYTES {
+        true => bytes.next_multiple_of(POOLED_BYTES),
+        false => bytes.next_multiple_of(LARGE_BYTES.max(bytes.next_power_of_two() / (2 * LENGTHS))),
     }
 }
 
@@ -254,6 +266,42 @@ mod tests {
         let registered = Pool::with_registrar(1 << 20, Some(Arc::new(Counting::default())));
         drop(registered.share(registered.take(50_176), 50_176));
         assert_eq!(registered.idle_bytes(), 0);
+    }
+
+    #[test]
+    fn lengths_are_few_and_not_much_larger_than_asked_for() {
+        for power in 12..30 {
+            let (low, high) = ((1usize << power) + 1, 1usize << (power + 1));
+            let asked = (low..=high).step_by(1 + (high - low) / 1000).chain([high]);
+            let mut lengths: Vec<usize> = asked.inspect(|&n| assert!(rounded(n) >= n)).map(rounded).collect();
+            lengths.dedup();
+            assert!(lengths.is_sorted() && lengths.len() <= 8, "{lengths:?}");
+            assert_eq!(lengths.last(), Some(&high));
+            assert!(power < 16 || lengths[0] <= (low - 1) / 4 * 5 + LARGE_BYTES, "{lengths:?}");
+        }
+    }
+
+    #[test]
+    fn huge_buffers_are_like_others() {
+        let pool = Pool::new(64 << 20);
+        for bytes in [2 << 20, 5_000_001] {
+            let mut taken = pool.take(bytes);
+            taken.as_slice_mut()[bytes - 1] = 7;
+            let shared = pool.share(taken, bytes);
+            assert_eq!((shared.len(), shared[bytes - 1], shared[0]), (bytes, 7, 0));
+            let address = shared.as_ptr();
+            assert_eq!(address.align_offset(64), 0);
+            drop(shared);
+            assert_eq!(pool.take(bytes).as_slice().as_ptr(), address);
+        }
+        let none = Pool::new(0);
+        let mut taken = none.take(3 << 20);
+        taken.as_slice_mut().fill(9);
+        let shared = none.share(taken, 3 << 20);
+        assert!(
+            shared.len() == 3 << 20 && shared.iter().all(|&byte| byte == 9),
+            "one that does not come back"
+        );
     }
 
     #[test]

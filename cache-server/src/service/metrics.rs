@@ -2,7 +2,9 @@
 
 mod table;
 
-pub use table::{counters, resident_bytes};
+pub use table::figures;
+#[cfg(test)]
+pub use table::resident_bytes;
 
 use super::guard::{CallGuard, shown};
 use super::http1::{Http1Server, has_body};

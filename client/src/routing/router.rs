@@ -8,7 +8,7 @@
 
 use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::object::ObjectVersion;
-use forebay_proto::ring::{Balance, Copies, Placement};
+use forebay_proto::ring::{Balance, Copies, Placement, Ring};
 use forebay_proto::{Result, v1};
 
 /// What a reader's choice depends on besides the topology.
@@ -26,6 +26,15 @@ pub(crate) struct Router<'a> {
     placement: Placement<'a>,
     out: Vec<bool>,
     policy: &'a ReadPolicy,
+    heirs: Option<Heirs<'a>>,
+}
+
+/// The nodes that are not out, and who of them owns what once the others are gone.
+struct Heirs<'a> {
+    ring: Ring<'a>,
+    balance: &'a Balance,
+    /// Their places in the topology.
+    at: Vec<usize>,
 }
 
 impl<'a> Router<'a> {
@@ -37,7 +46,14 @@ impl<'a> Router<'a> {
         policy: &'a ReadPolicy,
     ) -> Self {
         let out = topology.nodes.iter().map(|n| is_out(&n.address)).collect();
-        Self { topology, placement: Placement::new(topology, balance), out, policy }
+        Self { topology, placement: Placement::new(topology, balance), out, policy, heirs: None }
+    }
+
+    /// With the balance of `nodes`: those of the topology that are not out, in its order.
+    pub fn with_heirs(mut self, nodes: &'a [v1::Node], balance: &'a Balance) -> Self {
+        let at = (0..self.out.len()).filter(|&n| !self.out[n]).collect();
+        self.heirs = Some(Heirs { ring: Ring::new(nodes), balance, at });
+        self
     }
 
     /// The node to ask for each of `segments`, by its index; `None` where no node takes segments.
@@ -81,7 +97,9 @@ impl<'a> Router<'a> {
             }
             _ => copies().find(|&n| self.is_near(n)).or_else(|| copies().next()),
         };
-        chosen.or_else(|| others.iter().copied().find(|&n| !self.out[n])).or(order.first().copied())
+        let heir = || self.heirs.as_ref().and_then(|heirs| heirs.owner(id));
+        let next = || others.iter().copied().find(|&n| !self.out[n]);
+        chosen.or_else(heir).or_else(next).or(order.first().copied())
     }
 
     /// All other nodes that can be asked for a segment, those with copies first.
@@ -97,6 +115,12 @@ impl<'a> Router<'a> {
 
     fn is_near(&self, node: usize) -> bool {
         self.policy.zone.as_ref().is_some_and(|zone| *zone == self.topology.nodes[node].zone)
+    }
+}
+
+impl Heirs<'_> {
+    fn owner(&self, id: SegmentId) -> Option<usize> {
+        self.balance.owner(&self.ring, id).and_then(|n| self.at.get(n).copied())
     }
 }
 
@@ -176,6 +200,30 @@ mod tests {
             .nodes(&manifest(), &[1])
             .unwrap();
         assert_eq!(empty, [None]);
+    }
+
+    #[test]
+    fn without_a_copy_it_is_the_owner_among_the_others() {
+        let t = topology(&["", "", "", ""], 1);
+        let (even, policy) = (balance(&t), ReadPolicy::default());
+        let mut not_next = 0;
+        for gone in 0..4 {
+            let mut later = t.clone();
+            later.nodes.remove(gone);
+            let after = balance(&later);
+            let router = Router::new(&t, &even, |url| url == t.nodes[gone].address, &policy)
+                .with_heirs(&later.nodes, &after);
+            let now = router.nodes(&manifest(), &all()).unwrap();
+            let later = Router::new(&later, &after, |_| false, &policy).nodes(&manifest(), &all()).unwrap();
+            for s in all() {
+                let order = order(&t, s);
+                let name = |n: usize| n + usize::from(n >= gone);
+                let want = if order[0] == gone { later[s as usize].map(name) } else { Some(order[0]) };
+                assert_eq!(now[s as usize], want, "segment {s} without node {gone}");
+                not_next += usize::from(order[0] == gone && want != Some(order[1]));
+            }
+        }
+        assert!(not_next > 0, "the balance moves some");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use arrow::buffer::{Buffer, MutableBuffer};
 use bytes::Bytes;
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
 use std::fmt;
 
 /// Makes memory readable for a device without a copy, as CUDA does with memory whose pages stay where they
@@ -46,18 +46,22 @@ impl Registration {
     }
 }
 
+/// Bytes of a page that takes the place of 512: new memory costs a fraction of the page faults in such pages.
+pub(super) const HUGE_PAGE: usize = 2 << 20;
+
 impl PoolBuffer {
     pub(super) fn new(bytes: usize) -> Self {
         let memory = Memory::Heap(MutableBuffer::from_len_zeroed(bytes));
         Self { registered: Registered::Not, memory }
     }
 
-    /// In pages of its own, where the system has some left.
-    pub(super) fn in_pages(bytes: usize) -> Self {
-        match MmapMut::map_anon(bytes) {
-            Ok(pages) => Self { registered: Registered::Not, memory: Memory::Pages(pages) },
-            Err(_) => Self::new(bytes),
-        }
+    /// In pages of its own, where the system has some left: in huge ones, as far as the first `filled` bytes
+    /// fill them.
+    pub(super) fn in_pages(bytes: usize, filled: usize) -> Self {
+        let Ok(pages) = MmapMut::map_anon(bytes) else { return Self::new(bytes) };
+        // A system without them has others.
+        _ = pages.advise_range(Advice::HugePage, 0, filled.min(bytes) / HUGE_PAGE * HUGE_PAGE);
+        Self { registered: Registered::Not, memory: Memory::Pages(pages) }
     }
 
     /// Registers it, unless that was tried before.

@@ -1,9 +1,9 @@
-//! What the node says of itself: its datasets, its disk, its memory, its counters.
+//! What the node says of itself: its datasets, its disk, and the figures that `metrics::table` defines.
 
 use crate::auth::caller::Caller;
 use crate::datasets::Dataset;
+use crate::disk::SegmentsHeld;
 use crate::disk::dirs::{DirStatus, Health};
-use crate::disk::{DiskCache, RawFiles, SegmentsHeld};
 use crate::node::Node;
 use crate::runtime::blocking;
 use crate::service::metrics;
@@ -20,47 +20,24 @@ pub async fn status(node: &Arc<Node>, caller: &Caller) -> Result<v1::StatusReply
         let (all, counts): (Vec<Dataset>, Vec<SegmentsHeld>) = seen.unzip();
         let of = |(dataset, held)| dataset_status(&looking, dataset, &all, held);
         let datasets = all.iter().zip(counts).map(of).collect();
-        (datasets, looking.disk.pinned(), memory(&looking))
+        (datasets, looking.disk.pinned().0, metrics::figures(&looking))
     };
-    let (datasets, (pins, pinned_bytes), memory) = blocking(look).await?;
-    let (disk, silence) = (&node.disk, node.object_store_silence());
+    let (datasets, pins, figures) = blocking(look).await?;
+    let silence = node.object_store_silence();
     Ok(v1::StatusReply {
         node: node.name.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
         uptime_s: node.started.elapsed().as_secs(),
-        cache_bytes_used: disk.used_bytes(),
-        cache_bytes_limit: disk.limit_bytes(),
-        segments_held: disk.segments(),
-        counters: Some(metrics::counters(node)),
+        segments_held: node.disk.segments(),
         datasets,
         pins,
-        pinned_bytes,
-        dirs: disk.dirs().into_iter().map(dir).collect(),
+        dirs: node.disk.dirs().into_iter().map(dir).collect(),
         membership: Some(node.membership()),
-        segments_hot: node.hot.detection().published().len() as u64,
         load: node.hot.load(),
-        raw: Some(raw(disk)),
-        memory: Some(memory),
         object_store_silent_s: silence.as_ref().map_or(0.0, |silence| silence.lasting.as_secs_f64()),
         object_store_error: silence.map(|silence| silence.error).unwrap_or_default(),
+        ..figures
     })
-}
-
-/// The memory in use, part by part.
-fn memory(node: &Node) -> v1::Memory {
-    v1::Memory {
-        limit_bytes: node.memory.limit_bytes,
-        fills_bytes: node.memory.fills.used(),
-        prefetch_bytes: node.memory.prefetch.used(),
-        transit_bytes: node.memory.tier.used(),
-        streams_bytes: node.memory.messages_bytes(),
-        resident_bytes: metrics::resident_bytes(),
-    }
-}
-
-fn raw(disk: &DiskCache) -> v1::RawStatus {
-    let RawFiles { files, bytes } = disk.raw();
-    v1::RawStatus { files, bytes, guaranteed_bytes: disk.raw_share_bytes() }
 }
 
 fn dir(dir: DirStatus) -> v1::DirStatus {

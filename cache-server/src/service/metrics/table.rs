@@ -1,6 +1,6 @@
 //! The table of all metrics: each figure is defined here, once, and explained in docs/metrics.md, once.
 //!
-//! `/metrics` and the counters of the status reply come from it; the help texts of `/metrics` are the page's.
+//! `/metrics` and the figures of the status reply come from it; the help texts of `/metrics` are the page's.
 
 use crate::disk::dirs::Health;
 use crate::node::Node;
@@ -15,8 +15,15 @@ pub struct Metric {
     /// Without the prefix `forebay_`, and without the `_total` of counters; the unit is a part of it.
     pub name: &'static str,
     pub value: Value,
-    /// Its place in the status reply.
-    field: Option<fn(&mut v1::Counters) -> &mut u64>,
+    in_status: Option<StatusField>,
+}
+
+/// A figure's place in the status reply.
+enum StatusField {
+    Reply(fn(&mut v1::StatusReply) -> &mut u64),
+    Counters(fn(&mut v1::Counters) -> &mut u64),
+    Memory(fn(&mut v1::Memory) -> &mut u64),
+    Raw(fn(&mut v1::RawStatus) -> &mut u64),
 }
 
 /// How a figure is read.
@@ -44,20 +51,40 @@ impl Metric {
         row.unwrap_or_default()
     }
 
-    const fn in_status(self, field: fn(&mut v1::Counters) -> &mut u64) -> Self {
-        Self { field: Some(field), ..self }
+    const fn in_status(self, field: fn(&mut v1::StatusReply) -> &mut u64) -> Self {
+        Self { in_status: Some(StatusField::Reply(field)), ..self }
+    }
+
+    const fn in_counters(self, field: fn(&mut v1::Counters) -> &mut u64) -> Self {
+        Self { in_status: Some(StatusField::Counters(field)), ..self }
+    }
+
+    const fn in_memory(self, field: fn(&mut v1::Memory) -> &mut u64) -> Self {
+        Self { in_status: Some(StatusField::Memory(field)), ..self }
+    }
+
+    const fn in_raw(self, field: fn(&mut v1::RawStatus) -> &mut u64) -> Self {
+        Self { in_status: Some(StatusField::Raw(field)), ..self }
     }
 }
 
-/// The counters of the status reply.
-pub fn counters(node: &Node) -> v1::Counters {
-    let mut counters = v1::Counters::default();
+/// The figures of the status reply, and nothing else of it. Asks the system: not for an async thread.
+pub fn figures(node: &Node) -> v1::StatusReply {
+    let (mut reply, mut counters) = (v1::StatusReply::default(), v1::Counters::default());
+    let (mut memory, mut raw) = (v1::Memory::default(), v1::RawStatus::default());
     for metric in METRICS {
-        if let (Some(field), Value::Counter(value)) = (metric.field, &metric.value) {
-            *field(&mut counters) = value(node);
-        }
+        let (Some(field), Value::Counter(value) | Value::Gauge(value)) = (&metric.in_status, &metric.value)
+        else {
+            continue;
+        };
+        *match field {
+            StatusField::Reply(of) => of(&mut reply),
+            StatusField::Counters(of) => of(&mut counters),
+            StatusField::Memory(of) => of(&mut memory),
+            StatusField::Raw(of) => of(&mut raw),
+        } = value(node);
     }
-    counters
+    v1::StatusReply { counters: Some(counters), memory: Some(memory), raw: Some(raw), ..reply }
 }
 
 const fn counter(name: &'static str, value: fn(&Node) -> u64) -> Metric {
@@ -69,7 +96,7 @@ const fn gauge(name: &'static str, value: fn(&Node) -> u64) -> Metric {
 }
 
 const fn metric(name: &'static str, value: Value) -> Metric {
-    Metric { name, value, field: None }
+    Metric { name, value, in_status: None }
 }
 
 fn get(value: &AtomicU64) -> u64 {
@@ -78,56 +105,57 @@ fn get(value: &AtomicU64) -> u64 {
 
 /// All of them, in the order of docs/metrics.md.
 pub const METRICS: &[Metric] = &[
-    counter("s3_requests", |n| get(&n.source.counters().s3_requests)).in_status(|c| &mut c.s3_requests),
-    counter("s3_bytes", |n| get(&n.source.counters().s3_bytes)).in_status(|c| &mut c.s3_bytes),
+    counter("s3_requests", |n| get(&n.source.counters().s3_requests)).in_counters(|c| &mut c.s3_requests),
+    counter("s3_bytes", |n| get(&n.source.counters().s3_bytes)).in_counters(|c| &mut c.s3_bytes),
     counter("s3_footer_requests", |n| get(&n.source.counters().footer_requests))
-        .in_status(|c| &mut c.s3_footer_requests),
+        .in_counters(|c| &mut c.s3_footer_requests),
     counter("s3_footer_bytes", |n| get(&n.source.counters().footer_bytes))
-        .in_status(|c| &mut c.s3_footer_bytes),
-    counter("s3_retries", |n| get(&n.source.counters().retries)).in_status(|c| &mut c.s3_retries),
+        .in_counters(|c| &mut c.s3_footer_bytes),
+    counter("s3_retries", |n| get(&n.source.counters().retries)).in_counters(|c| &mut c.s3_retries),
     counter("s3_damaged", |n| get(&n.source.counters().damaged)),
     counter("parquet_decoded_bytes", |n| get(&n.source.counters().parquet_bytes_decoded))
-        .in_status(|c| &mut c.parquet_bytes_decoded),
+        .in_counters(|c| &mut c.parquet_bytes_decoded),
     counter("arrow_decoded_bytes", |n| get(&n.source.counters().arrow_bytes_decoded))
-        .in_status(|c| &mut c.arrow_bytes_decoded),
+        .in_counters(|c| &mut c.arrow_bytes_decoded),
     counter("decode_cpu_ms", |n| get(&n.source.counters().decode_cpu_us) / 1000),
-    counter("segment_hits", |n| get(&n.events.hits)).in_status(|c| &mut c.hits),
-    counter("segment_joins", |n| get(&n.events.joins)).in_status(|c| &mut c.joins),
-    counter("segment_misses", |n| get(&n.events.misses)).in_status(|c| &mut c.misses),
-    counter("evictions", |n| get(&n.disk.counters().evictions)).in_status(|c| &mut c.evictions),
-    counter("corrupt_segments", |n| get(&n.disk.counters().corrupt)).in_status(|c| &mut c.corrupt_segments),
+    counter("segment_hits", |n| get(&n.events.hits)).in_counters(|c| &mut c.hits),
+    counter("segment_joins", |n| get(&n.events.joins)).in_counters(|c| &mut c.joins),
+    counter("segment_misses", |n| get(&n.events.misses)).in_counters(|c| &mut c.misses),
+    counter("evictions", |n| get(&n.disk.counters().evictions)).in_counters(|c| &mut c.evictions),
+    counter("corrupt_segments", |n| get(&n.disk.counters().corrupt)).in_counters(|c| &mut c.corrupt_segments),
     counter("disk_written_bytes", |n| get(&n.disk.counters().bytes_written))
-        .in_status(|c| &mut c.disk_bytes_written),
+        .in_counters(|c| &mut c.disk_bytes_written),
     counter("segments_not_stored", |n| get(&n.disk.counters().not_stored)),
     counter("scrubbed_bytes", |n| get(&n.disk.counters().scrubbed_bytes)),
     counter("cache_dir_faults", |n| get(&n.disk.counters().dir_faults)),
-    counter("rows_served", |n| get(&n.events.rows_served)).in_status(|c| &mut c.rows_served),
-    counter("served_bytes", |n| get(&n.events.bytes_served)).in_status(|c| &mut c.bytes_served),
-    counter("shared_bytes", |n| get(&n.events.bytes_shared)).in_status(|c| &mut c.shared_bytes),
+    counter("rows_served", |n| get(&n.events.rows_served)).in_counters(|c| &mut c.rows_served),
+    counter("served_bytes", |n| get(&n.events.bytes_served)).in_counters(|c| &mut c.bytes_served),
+    counter("shared_bytes", |n| get(&n.events.bytes_shared)).in_counters(|c| &mut c.shared_bytes),
     counter("lent_bytes", |n| get(&n.events.bytes_lent)),
     counter("shared_readers", |n| get(&n.shared.granted)),
     counter("shared_refused", |n| get(&n.shared.refused)),
-    counter("streams", |n| get(&n.events.streams)).in_status(|c| &mut c.streams),
+    counter("streams", |n| get(&n.events.streams)).in_counters(|c| &mut c.streams),
     counter("gateway_requests", |n| get(&n.events.gateway_requests)),
     counter("gateway_refused", |n| get(&n.events.gateway_refused)),
-    counter("segments_prefetched", |n| get(&n.events.prefetched)).in_status(|c| &mut c.prefetched),
-    counter("segments_bypassed", |n| get(&n.events.bypassed)).in_status(|c| &mut c.bypassed),
+    counter("segments_prefetched", |n| get(&n.events.prefetched)).in_counters(|c| &mut c.prefetched),
+    counter("segments_bypassed", |n| get(&n.events.bypassed)).in_counters(|c| &mut c.bypassed),
     counter("segments_unplaced", |n| get(&n.events.unplaced)),
-    counter("plans_announced", |n| get(&n.plans.announced)).in_status(|c| &mut c.plans_announced),
-    counter("peer_fills", |n| get(&n.peers.counters.fills)).in_status(|c| &mut c.peer_fills),
-    counter("peer_bytes", |n| get(&n.peers.counters.bytes)).in_status(|c| &mut c.peer_bytes),
+    counter("plans_announced", |n| get(&n.plans.announced)).in_counters(|c| &mut c.plans_announced),
+    counter("peer_fills", |n| get(&n.peers.counters.fills)).in_counters(|c| &mut c.peer_fills),
+    counter("peer_bytes", |n| get(&n.peers.counters.bytes)).in_counters(|c| &mut c.peer_bytes),
     counter("peer_corrupt", |n| get(&n.peers.counters.corrupt)),
     counter("peer_missed", |n| get(&n.peers.counters.missed)),
     counter("peer_served_bytes", |n| get(&n.peers.counters.bytes_served))
-        .in_status(|c| &mut c.peer_bytes_served),
-    gauge("hot_segments", |n| n.hot.detection().published().len() as u64),
+        .in_counters(|c| &mut c.peer_bytes_served),
+    gauge("hot_segments", |n| n.hot.detection().published().len() as u64).in_status(|r| &mut r.segments_hot),
     gauge("load_percent", |n| (n.hot.load() * 100.0) as u64),
-    gauge("cache_used_bytes", |n| n.disk.used_bytes()),
-    gauge("cache_limit_bytes", |n| n.disk.limit_bytes()),
-    gauge("cache_pinned_bytes", |n| n.disk.pinned().1),
+    gauge("cache_used_bytes", |n| n.disk.used_bytes()).in_status(|r| &mut r.cache_bytes_used),
+    gauge("cache_limit_bytes", |n| n.disk.limit_bytes()).in_status(|r| &mut r.cache_bytes_limit),
+    gauge("cache_pinned_bytes", |n| n.disk.pinned().1).in_status(|r| &mut r.pinned_bytes),
     gauge("segment_files", |n| n.disk.files()),
-    gauge("raw_files", |n| n.disk.raw().files),
-    gauge("raw_bytes", |n| n.disk.raw().bytes),
+    gauge("raw_files", |n| n.disk.raw().files).in_raw(|r| &mut r.files),
+    gauge("raw_bytes", |n| n.disk.raw().bytes).in_raw(|r| &mut r.bytes),
+    gauge("raw_guaranteed_bytes", |n| n.disk.raw_share_bytes()).in_raw(|r| &mut r.guaranteed_bytes),
     metric("cache_dir_up", Value::Gauges("dir", dirs_up)),
     metric("connections", Value::Gauges("listener", |n| n.listeners.counts())),
     metric("refused", Value::Counters("why", |n| n.listeners.refusals.all())),
@@ -148,13 +176,13 @@ pub const METRICS: &[Metric] = &[
     gauge("registered", |n| n.membership.state().registered.into()),
     gauge("etcd_connected", |n| n.membership.state().connected.into()),
     gauge("etcd_silent_seconds", |n| n.membership.state().silent_s as u64),
-    gauge("memory_limit_bytes", |n| n.memory.limit_bytes),
-    gauge("memory_fills_bytes", |n| n.memory.fills.used()),
-    gauge("memory_prefetch_bytes", |n| n.memory.prefetch.used()),
-    gauge("memory_transit_bytes", |n| n.memory.tier.used()),
-    gauge("memory_streams_bytes", |n| n.memory.messages_bytes()),
+    gauge("memory_limit_bytes", |n| n.memory.limit_bytes).in_memory(|m| &mut m.limit_bytes),
+    gauge("memory_fills_bytes", |n| n.memory.fills.used()).in_memory(|m| &mut m.fills_bytes),
+    gauge("memory_prefetch_bytes", |n| n.memory.prefetch.used()).in_memory(|m| &mut m.prefetch_bytes),
+    gauge("memory_transit_bytes", |n| n.memory.tier.used()).in_memory(|m| &mut m.transit_bytes),
+    gauge("memory_streams_bytes", |n| n.memory.messages_bytes()).in_memory(|m| &mut m.streams_bytes),
     gauge("memory_shared_bytes", |n| n.memory.shared.used()),
-    gauge("resident_bytes", |_| resident_bytes()),
+    gauge("resident_bytes", |_| resident_bytes()).in_memory(|m| &mut m.resident_bytes),
     metric("ticker_stall_ms_max", Value::FloatGauge(|n| n.stall_probe.worst_ms())),
 ];
 
