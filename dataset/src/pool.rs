@@ -141,7 +141,7 @@ impl Shelf {
     }
 }
 
-/// The length of a buffer for that many bytes. Those of batches differ a little: they are to have few lengths.
+/// The length of a buffer for that many bytes. Batches differ a little; few lengths are to fit them all.
 fn rounded(bytes: usize) -> usize {
     match bytes < LARGE_BYTES {
         true => bytes.next_multiple_of(POOLED_BYTES),
