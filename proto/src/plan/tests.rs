@@ -8,6 +8,7 @@ use crate::digest::OrderDigest;
 use crate::manifest::Digest;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 fn order(rows: &[u64], seed: u64, epoch: u64, shuffle: Shuffle) -> Order {
     Order::of_segments(rows, PlanKey { manifest: Digest(1), seed, epoch, shuffle })
@@ -331,6 +332,14 @@ proptest! {
         prop_assert_eq!(o.len(), want.len() as u64);
         prop_assert_eq!(&all(&o), &want);
         check_spans(&o, &want);
+        if shuffle == Shuffle::None {
+            // A span begins and ends with the blocks of its first and last rows.
+            let block: u64 = slots.iter().map(|&s| u64::from(s)).sum();
+            for (segment, span) in o.spans() {
+                let reads = |mut block: Range<u64>| block.any(|p| want[p as usize].segment == segment);
+                prop_assert!(reads(span.start..span.start + block) && reads(span.end - block..span.end));
+            }
+        }
         for p in [0, o.len() / 3, o.len() - 1] {
             prop_assert_eq!(o.at(p), Some(want[p as usize]));
             let touched: BTreeSet<u32> = o.segments_from(p).into_iter().collect();

@@ -69,6 +69,8 @@ proptest! {
         let packing = Packing::new(each, lengths.clone().into()).unwrap();
         let expected = stream(&manifest, &order, &lengths);
         prop_assert!(mixed || packing.tokens(&manifest) == expected.len() as u64);
+        prop_assert_eq!(packing.is_alike(&manifest), !mixed);
+        prop_assert!(mixed || packing.sequences(&manifest) == expected.len().div_ceil(each as usize) as u64);
         let (mut seen, mut rows) = (Vec::new(), Vec::new());
         let mut at = TokenPlace::default();
         // Each stretch is read by other ranks with another batch, the last one to the end.
