@@ -141,6 +141,30 @@ fn epochs_of_a_mix_have_the_mean_of_its_parts_over_time() {
 }
 
 #[test]
+fn the_tokens_of_a_long_mix_are_all_counted_once() {
+    let lengths: Vec<u32> = (0..15_000).map(|row| row % 5).collect();
+    let (manifest, packing) = (mix(&lengths, 1000), Packing::new(8, lengths.clone().into()).unwrap());
+    let order = Order::new(&manifest, 5, 1, Shuffle::Window(2));
+    let samples = SAMPLES as u64;
+    assert!(order.len() > 2 * samples && !order.len().is_multiple_of(samples), "{}", order.len());
+    let tokens = stream(&manifest, &order, &lengths).len() as u64;
+    assert_eq!(packing.steps(&manifest, &order, 1), tokens.div_ceil(8));
+}
+
+#[test]
+fn rows_without_tokens_that_are_left_are_a_step() {
+    let lengths = [3, 0];
+    let (manifest, packing) = (manifest(&lengths, 2), Packing::new(3, lengths.into()).unwrap());
+    let order = Order::new(&manifest, 1, 0, Shuffle::None);
+    let steps = |first_position| {
+        let (ending, layout) = (Ending::Pad, Layout::Position);
+        let cut = Cut { first_position, global_batch: 1, world: 1, ending, layout };
+        packing.cut(&manifest, &order, cut, 0, 0).unwrap().steps.len()
+    };
+    assert_eq!([steps(0), steps(1), steps(2)], [1, 1, 0]);
+}
+
+#[test]
 fn what_cannot_be_packed_is_refused() {
     let why = |packed: Result<Packing>| packed.unwrap_err().message;
     assert!(why(Packing::new(4, [0, 0].into())).contains("no row has a token"));
