@@ -1,4 +1,4 @@
-//! What the node says of itself: its datasets, its disk, and the figures that `metrics::table` defines.
+//! What the node says of itself: its datasets, its directories, and the figures of `metrics::table`.
 
 use crate::auth::caller::Caller;
 use crate::datasets::Dataset;

@@ -4,6 +4,7 @@
 
 use crate::disk::dirs::Health;
 use crate::node::Node;
+use StatusField::{Counters, Memory, Raw, Reply};
 use forebay_proto::v1;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -51,20 +52,8 @@ impl Metric {
         row.unwrap_or_default()
     }
 
-    const fn in_status(self, field: fn(&mut v1::StatusReply) -> &mut u64) -> Self {
-        Self { in_status: Some(StatusField::Reply(field)), ..self }
-    }
-
-    const fn in_counters(self, field: fn(&mut v1::Counters) -> &mut u64) -> Self {
-        Self { in_status: Some(StatusField::Counters(field)), ..self }
-    }
-
-    const fn in_memory(self, field: fn(&mut v1::Memory) -> &mut u64) -> Self {
-        Self { in_status: Some(StatusField::Memory(field)), ..self }
-    }
-
-    const fn in_raw(self, field: fn(&mut v1::RawStatus) -> &mut u64) -> Self {
-        Self { in_status: Some(StatusField::Raw(field)), ..self }
+    const fn in_status(self, field: StatusField) -> Self {
+        Self { in_status: Some(field), ..self }
     }
 }
 
@@ -78,10 +67,10 @@ pub fn figures(node: &Node) -> v1::StatusReply {
             continue;
         };
         *match field {
-            StatusField::Reply(of) => of(&mut reply),
-            StatusField::Counters(of) => of(&mut counters),
-            StatusField::Memory(of) => of(&mut memory),
-            StatusField::Raw(of) => of(&mut raw),
+            Reply(of) => of(&mut reply),
+            Counters(of) => of(&mut counters),
+            Memory(of) => of(&mut memory),
+            Raw(of) => of(&mut raw),
         } = value(node);
     }
     v1::StatusReply { counters: Some(counters), memory: Some(memory), raw: Some(raw), ..reply }
@@ -105,57 +94,60 @@ fn get(value: &AtomicU64) -> u64 {
 
 /// All of them, in the order of docs/metrics.md.
 pub const METRICS: &[Metric] = &[
-    counter("s3_requests", |n| get(&n.source.counters().s3_requests)).in_counters(|c| &mut c.s3_requests),
-    counter("s3_bytes", |n| get(&n.source.counters().s3_bytes)).in_counters(|c| &mut c.s3_bytes),
+    counter("s3_requests", |n| get(&n.source.counters().s3_requests))
+        .in_status(Counters(|c| &mut c.s3_requests)),
+    counter("s3_bytes", |n| get(&n.source.counters().s3_bytes)).in_status(Counters(|c| &mut c.s3_bytes)),
     counter("s3_footer_requests", |n| get(&n.source.counters().footer_requests))
-        .in_counters(|c| &mut c.s3_footer_requests),
+        .in_status(Counters(|c| &mut c.s3_footer_requests)),
     counter("s3_footer_bytes", |n| get(&n.source.counters().footer_bytes))
-        .in_counters(|c| &mut c.s3_footer_bytes),
-    counter("s3_retries", |n| get(&n.source.counters().retries)).in_counters(|c| &mut c.s3_retries),
+        .in_status(Counters(|c| &mut c.s3_footer_bytes)),
+    counter("s3_retries", |n| get(&n.source.counters().retries)).in_status(Counters(|c| &mut c.s3_retries)),
     counter("s3_damaged", |n| get(&n.source.counters().damaged)),
     counter("parquet_decoded_bytes", |n| get(&n.source.counters().parquet_bytes_decoded))
-        .in_counters(|c| &mut c.parquet_bytes_decoded),
+        .in_status(Counters(|c| &mut c.parquet_bytes_decoded)),
     counter("arrow_decoded_bytes", |n| get(&n.source.counters().arrow_bytes_decoded))
-        .in_counters(|c| &mut c.arrow_bytes_decoded),
+        .in_status(Counters(|c| &mut c.arrow_bytes_decoded)),
     counter("decode_cpu_ms", |n| get(&n.source.counters().decode_cpu_us) / 1000),
-    counter("segment_hits", |n| get(&n.events.hits)).in_counters(|c| &mut c.hits),
-    counter("segment_joins", |n| get(&n.events.joins)).in_counters(|c| &mut c.joins),
-    counter("segment_misses", |n| get(&n.events.misses)).in_counters(|c| &mut c.misses),
-    counter("evictions", |n| get(&n.disk.counters().evictions)).in_counters(|c| &mut c.evictions),
-    counter("corrupt_segments", |n| get(&n.disk.counters().corrupt)).in_counters(|c| &mut c.corrupt_segments),
+    counter("segment_hits", |n| get(&n.events.hits)).in_status(Counters(|c| &mut c.hits)),
+    counter("segment_joins", |n| get(&n.events.joins)).in_status(Counters(|c| &mut c.joins)),
+    counter("segment_misses", |n| get(&n.events.misses)).in_status(Counters(|c| &mut c.misses)),
+    counter("evictions", |n| get(&n.disk.counters().evictions)).in_status(Counters(|c| &mut c.evictions)),
+    counter("corrupt_segments", |n| get(&n.disk.counters().corrupt))
+        .in_status(Counters(|c| &mut c.corrupt_segments)),
     counter("disk_written_bytes", |n| get(&n.disk.counters().bytes_written))
-        .in_counters(|c| &mut c.disk_bytes_written),
+        .in_status(Counters(|c| &mut c.disk_bytes_written)),
     counter("segments_not_stored", |n| get(&n.disk.counters().not_stored)),
     counter("scrubbed_bytes", |n| get(&n.disk.counters().scrubbed_bytes)),
     counter("cache_dir_faults", |n| get(&n.disk.counters().dir_faults)),
-    counter("rows_served", |n| get(&n.events.rows_served)).in_counters(|c| &mut c.rows_served),
-    counter("served_bytes", |n| get(&n.events.bytes_served)).in_counters(|c| &mut c.bytes_served),
-    counter("shared_bytes", |n| get(&n.events.bytes_shared)).in_counters(|c| &mut c.shared_bytes),
+    counter("rows_served", |n| get(&n.events.rows_served)).in_status(Counters(|c| &mut c.rows_served)),
+    counter("served_bytes", |n| get(&n.events.bytes_served)).in_status(Counters(|c| &mut c.bytes_served)),
+    counter("shared_bytes", |n| get(&n.events.bytes_shared)).in_status(Counters(|c| &mut c.shared_bytes)),
     counter("lent_bytes", |n| get(&n.events.bytes_lent)),
     counter("shared_readers", |n| get(&n.shared.granted)),
     counter("shared_refused", |n| get(&n.shared.refused)),
-    counter("streams", |n| get(&n.events.streams)).in_counters(|c| &mut c.streams),
+    counter("streams", |n| get(&n.events.streams)).in_status(Counters(|c| &mut c.streams)),
     counter("gateway_requests", |n| get(&n.events.gateway_requests)),
     counter("gateway_refused", |n| get(&n.events.gateway_refused)),
-    counter("segments_prefetched", |n| get(&n.events.prefetched)).in_counters(|c| &mut c.prefetched),
-    counter("segments_bypassed", |n| get(&n.events.bypassed)).in_counters(|c| &mut c.bypassed),
+    counter("segments_prefetched", |n| get(&n.events.prefetched)).in_status(Counters(|c| &mut c.prefetched)),
+    counter("segments_bypassed", |n| get(&n.events.bypassed)).in_status(Counters(|c| &mut c.bypassed)),
     counter("segments_unplaced", |n| get(&n.events.unplaced)),
-    counter("plans_announced", |n| get(&n.plans.announced)).in_counters(|c| &mut c.plans_announced),
-    counter("peer_fills", |n| get(&n.peers.counters.fills)).in_counters(|c| &mut c.peer_fills),
-    counter("peer_bytes", |n| get(&n.peers.counters.bytes)).in_counters(|c| &mut c.peer_bytes),
+    counter("plans_announced", |n| get(&n.plans.announced)).in_status(Counters(|c| &mut c.plans_announced)),
+    counter("peer_fills", |n| get(&n.peers.counters.fills)).in_status(Counters(|c| &mut c.peer_fills)),
+    counter("peer_bytes", |n| get(&n.peers.counters.bytes)).in_status(Counters(|c| &mut c.peer_bytes)),
     counter("peer_corrupt", |n| get(&n.peers.counters.corrupt)),
     counter("peer_missed", |n| get(&n.peers.counters.missed)),
     counter("peer_served_bytes", |n| get(&n.peers.counters.bytes_served))
-        .in_counters(|c| &mut c.peer_bytes_served),
-    gauge("hot_segments", |n| n.hot.detection().published().len() as u64).in_status(|r| &mut r.segments_hot),
+        .in_status(Counters(|c| &mut c.peer_bytes_served)),
+    gauge("hot_segments", |n| n.hot.detection().published().len() as u64)
+        .in_status(Reply(|r| &mut r.segments_hot)),
     gauge("load_percent", |n| (n.hot.load() * 100.0) as u64),
-    gauge("cache_used_bytes", |n| n.disk.used_bytes()).in_status(|r| &mut r.cache_bytes_used),
-    gauge("cache_limit_bytes", |n| n.disk.limit_bytes()).in_status(|r| &mut r.cache_bytes_limit),
-    gauge("cache_pinned_bytes", |n| n.disk.pinned().1).in_status(|r| &mut r.pinned_bytes),
+    gauge("cache_used_bytes", |n| n.disk.used_bytes()).in_status(Reply(|r| &mut r.cache_bytes_used)),
+    gauge("cache_limit_bytes", |n| n.disk.limit_bytes()).in_status(Reply(|r| &mut r.cache_bytes_limit)),
+    gauge("cache_pinned_bytes", |n| n.disk.pinned().1).in_status(Reply(|r| &mut r.pinned_bytes)),
     gauge("segment_files", |n| n.disk.files()),
-    gauge("raw_files", |n| n.disk.raw().files).in_raw(|r| &mut r.files),
-    gauge("raw_bytes", |n| n.disk.raw().bytes).in_raw(|r| &mut r.bytes),
-    gauge("raw_guaranteed_bytes", |n| n.disk.raw_share_bytes()).in_raw(|r| &mut r.guaranteed_bytes),
+    gauge("raw_files", |n| n.disk.raw().files).in_status(Raw(|r| &mut r.files)),
+    gauge("raw_bytes", |n| n.disk.raw().bytes).in_status(Raw(|r| &mut r.bytes)),
+    gauge("raw_guaranteed_bytes", |n| n.disk.raw_share_bytes()).in_status(Raw(|r| &mut r.guaranteed_bytes)),
     metric("cache_dir_up", Value::Gauges("dir", dirs_up)),
     metric("connections", Value::Gauges("listener", |n| n.listeners.counts())),
     metric("refused", Value::Counters("why", |n| n.listeners.refusals.all())),
@@ -176,13 +168,13 @@ pub const METRICS: &[Metric] = &[
     gauge("registered", |n| n.membership.state().registered.into()),
     gauge("etcd_connected", |n| n.membership.state().connected.into()),
     gauge("etcd_silent_seconds", |n| n.membership.state().silent_s as u64),
-    gauge("memory_limit_bytes", |n| n.memory.limit_bytes).in_memory(|m| &mut m.limit_bytes),
-    gauge("memory_fills_bytes", |n| n.memory.fills.used()).in_memory(|m| &mut m.fills_bytes),
-    gauge("memory_prefetch_bytes", |n| n.memory.prefetch.used()).in_memory(|m| &mut m.prefetch_bytes),
-    gauge("memory_transit_bytes", |n| n.memory.tier.used()).in_memory(|m| &mut m.transit_bytes),
-    gauge("memory_streams_bytes", |n| n.memory.messages_bytes()).in_memory(|m| &mut m.streams_bytes),
+    gauge("memory_limit_bytes", |n| n.memory.limit_bytes).in_status(Memory(|m| &mut m.limit_bytes)),
+    gauge("memory_fills_bytes", |n| n.memory.fills.used()).in_status(Memory(|m| &mut m.fills_bytes)),
+    gauge("memory_prefetch_bytes", |n| n.memory.prefetch.used()).in_status(Memory(|m| &mut m.prefetch_bytes)),
+    gauge("memory_transit_bytes", |n| n.memory.tier.used()).in_status(Memory(|m| &mut m.transit_bytes)),
+    gauge("memory_streams_bytes", |n| n.memory.messages_bytes()).in_status(Memory(|m| &mut m.streams_bytes)),
     gauge("memory_shared_bytes", |n| n.memory.shared.used()),
-    gauge("resident_bytes", |_| resident_bytes()).in_memory(|m| &mut m.resident_bytes),
+    gauge("resident_bytes", |_| resident_bytes()).in_status(Memory(|m| &mut m.resident_bytes)),
     metric("ticker_stall_ms_max", Value::FloatGauge(|n| n.stall_probe.worst_ms())),
 ];
 
@@ -218,5 +210,12 @@ mod tests {
         let rows: Vec<&str> = PAGE.lines().filter(|line| line.starts_with("| `forebay_")).collect();
         assert_eq!(rows, METRICS.iter().map(row).collect::<Vec<_>>(), "docs/metrics.md");
         assert!(METRICS.iter().all(|metric| metric.help().len() > 10));
+    }
+
+    #[test]
+    fn what_the_status_has_is_one_number() {
+        let is_one = |metric: &&Metric| matches!(metric.value, Value::Counter(_) | Value::Gauge(_));
+        let mut in_status = METRICS.iter().filter(|metric| metric.in_status.is_some());
+        assert!(in_status.all(|metric| is_one(&metric)));
     }
 }
