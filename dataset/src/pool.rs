@@ -78,7 +78,7 @@ impl Pool {
                 buffer
             }
             (Some(buffer), None) => buffer,
-            (None, None) if length < HUGE_PAGE => PoolBuffer::new(length),
+            (None, None) if length < HUGE_PAGE || !self.0.has_room(length) => PoolBuffer::new(length),
             (None, _) => PoolBuffer::in_pages(length, bytes),
         }
     }
@@ -114,6 +114,13 @@ impl Shelf {
         let buffer = idle.latest(lengths)?;
         self.bytes.fetch_sub(buffer.len(), Relaxed);
         Some(buffer)
+    }
+
+    /// Whether a buffer of so much would come back if idle ones made room: pages of its own are dear for one
+    /// that does not.
+    fn has_room(&self, bytes: usize) -> bool {
+        let idle = self.idle.lock();
+        self.bytes.load(Relaxed) - idle.bytes() + bytes <= self.limit
     }
 
     /// Counts a buffer of so much that will come back; idle ones make room, the oldest first. Buffers in use
@@ -302,6 +309,20 @@ mod tests {
             shared.len() == 3 << 20 && shared.iter().all(|&byte| byte == 9),
             "one that does not come back"
         );
+    }
+
+    #[test]
+    fn a_buffer_that_cannot_come_back_is_an_ordinary_one() {
+        let pool = Pool::new(7 << 20);
+        let shared = [3 << 20, 3 << 20].map(|bytes| {
+            let taken = pool.take(bytes);
+            assert!(taken.has_pages());
+            pool.share(taken, bytes)
+        });
+        assert!(!pool.take(3 << 20).has_pages(), "those in use leave no room");
+        drop(shared);
+        assert!(pool.take(5 << 20).has_pages(), "idle ones make room");
+        assert!(!pool.take(8 << 20).has_pages());
     }
 
     #[test]

@@ -37,7 +37,6 @@ impl IdleBuffers {
     }
 
     /// What the pool holds without use.
-    #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.of_length.iter().map(|(length, buffers)| length * buffers.len()).sum()
     }

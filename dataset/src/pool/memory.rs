@@ -64,6 +64,12 @@ impl PoolBuffer {
         Self { registered: Registered::Not, memory: Memory::Pages(pages) }
     }
 
+    /// Whether it lies in pages of its own.
+    #[cfg(test)]
+    pub(super) fn has_pages(&self) -> bool {
+        matches!(self.memory, Memory::Pages(_))
+    }
+
     /// Registers it, unless that was tried before.
     pub(super) fn register(&mut self, registrar: &dyn Registrar) {
         if let (Registered::Not, Memory::Pages(pages)) = (&self.registered, &self.memory) {
