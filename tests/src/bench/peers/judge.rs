@@ -33,20 +33,22 @@ pub fn least_speed_in_python(shape: Shape) -> f64 {
     }
 }
 
-/// Adds `peers.SHAPE.vs_best` and `.cpu_vs_best`, and the same of our package of Python among the peers in
-/// Python, where there is somebody to compare with; and `.vs.PEER` for each of those that may be the best.
-/// Each round is compared by itself; the best peer is the one with the greatest median.
+/// Adds `peers.SHAPE.vs_best` and `.cpu_vs_best`, the same by TCP as `peers.tcp.SHAPE`, and the same of our
+/// package of Python among the peers in Python, where there is somebody to compare with; and `.vs.PEER` for
+/// each of those that may be the best. Each round is compared by itself; the best peer is the one with the
+/// greatest median.
 pub fn judge(measured: &[&MeasuredPeer], shape: Shape, scale: f64, found: &mut Findings) {
     let of = |standing| measured.iter().find(|subject| subject.peer.standing == standing).copied();
     let rivals = those(measured, |peer| peer.standing == Standing::Rival);
-    if let Some((ours, best)) = of(Standing::Ours).zip(best(&rivals)) {
-        let (faster, cheaper) = compared("peers", shape, ours, best);
+    for (prefix, standing) in [("peers", Standing::Ours), ("peers.tcp", Standing::OursByTcp)] {
+        let Some((ours, best)) = of(standing).zip(best(&rivals)) else { continue };
+        let (faster, cheaper) = compared(prefix, shape, ours, best);
         promise(found, scale, &faster, Bound::Least(least_speed(shape)), best);
         if shape != Shape::B {
             promise(found, scale, &cheaper, Bound::Most(CPU_AT_MOST), best);
         }
         found.rows.extend([faster, cheaper]);
-        found.rows.extend(rivals.iter().map(|rival| faster_than("peers", shape, ours, rival)));
+        found.rows.extend(rivals.iter().map(|rival| faster_than(prefix, shape, ours, rival)));
     }
     let rivals = those(measured, Peer::is_in_python);
     if let Some((ours, best)) = of(Standing::OursInPython).zip(best(&rivals)) {
@@ -105,21 +107,23 @@ fn promise(found: &mut Findings, scale: f64, row: &Row, bound: Bound, best: &Mea
     if scale < 1.0 { found.leave_out(text) } else { found.check(kept, text) }
 }
 
-#[test]
-fn the_best_peer_is_judged_and_each_peer_has_a_row() {
+#[cfg(test)]
+fn made(name: &str, rows_per_s: f64) -> MeasuredPeer {
     use super::consumer::{Content, PeerEpoch, PeerEpochs};
     use super::peer::ALL;
 
-    let measured = |name: &str, rows_per_s: f64| {
-        let content = Content { rows: 100, checksum: 0 };
-        let epoch = PeerEpoch { content, seconds: 100.0 / rows_per_s, cpu_s: 1.0, first_batch_ms: 1.0 };
-        let peer = ALL.iter().find(|peer| peer.name == name).expect(name);
-        let mut measured = MeasuredPeer::new(Shape::X, *peer);
-        measured.reads.push(PeerEpochs { cannot: None, epochs: vec![epoch; 3], peak_mb: 1.0 });
-        measured
-    };
+    let content = Content { rows: 100, checksum: 0 };
+    let epoch = PeerEpoch { content, seconds: 100.0 / rows_per_s, cpu_s: 1.0, first_batch_ms: 1.0 };
+    let peer = ALL.iter().find(|peer| peer.name == name).expect(name);
+    let mut measured = MeasuredPeer::new(Shape::X, *peer);
+    measured.reads.push(PeerEpochs { cannot: None, epochs: vec![epoch; 3], peak_mb: 1.0 });
+    measured
+}
+
+#[test]
+fn the_best_peer_is_judged_and_each_peer_has_a_row() {
     let all = [("forebay.window16", 100.0), ("pyarrow_dataset", 10.0), ("s3.duckdb.sequential", 5.0)];
-    let all = all.map(|(name, rows_per_s)| measured(name, rows_per_s));
+    let all = all.map(|(name, rows_per_s)| made(name, rows_per_s));
     let mut found = Findings::default();
     judge(&all.each_ref(), Shape::X, 1.0, &mut found);
     let rows: Vec<_> = found.rows.iter().map(|row| (row.name.as_str(), row.value)).collect();
@@ -131,4 +135,21 @@ fn the_best_peer_is_judged_and_each_peer_has_a_row() {
     ];
     assert_eq!(rows, wanted);
     assert_eq!(found.broken().lines().count(), 1, "ten times as fast, and as much processor time");
+}
+
+#[test]
+fn by_tcp_it_is_judged_by_itself() {
+    let all = [("forebay.window16", 100.0), ("forebay.tcp.window16", 50.0), ("pyarrow_dataset", 10.0)];
+    let all = all.map(|(name, rows_per_s)| made(name, rows_per_s));
+    let mut found = Findings::default();
+    judge(&all.each_ref(), Shape::X, 1.0, &mut found);
+    let tcp = found.rows.iter().filter(|row| row.name.starts_with("peers.tcp."));
+    let wanted = [
+        ("peers.tcp.X.vs_best", 5.0),
+        ("peers.tcp.X.cpu_vs_best", 1.0),
+        ("peers.tcp.X.vs.pyarrow_dataset", 5.0),
+    ];
+    assert_eq!(tcp.map(|row| (row.name.as_str(), row.value)).collect::<Vec<_>>(), wanted);
+    let broken = found.broken();
+    assert!(broken.contains("peers.tcp.X.vs_best") && !broken.contains("peers.X.vs_best"), "{broken}");
 }

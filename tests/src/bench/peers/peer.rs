@@ -22,6 +22,8 @@ pub enum PeerSource {
 pub enum Standing {
     /// It is ours, and what the best peer is compared with.
     Ours,
+    /// The same as from another host: by TCP. The best peer is compared with it as well.
+    OursByTcp,
     /// It is our package of Python, and what the best peer in Python is compared with.
     OursInPython,
     /// It may be the best peer.
@@ -59,6 +61,9 @@ const OURS: Peer = Peer {
     by_rows: false,
     converts: false,
 };
+
+/// One epoch in order, with which a node is filled.
+pub const FILLING: Peer = Peer { epochs: 1, ..OURS };
 
 const fn ours(name: &'static str, shuffle: bool, standing: Standing) -> Peer {
     Peer { name, shuffle, standing, ..OURS }
@@ -105,9 +110,10 @@ impl Peer {
 }
 
 /// All, in the order of a round.
-pub const ALL: [Peer; 24] = [
+pub const ALL: [Peer; 25] = [
     ours("forebay.sequential", false, Standing::Told),
     ours("forebay.window16", true, Standing::Ours),
+    ours("forebay.tcp.window16", true, Standing::OursByTcp),
     peer("forebay_python.window16", "forebay_torch", true, Standing::OursInPython),
     peer("pyarrow_dataset", "pyarrow_dataset", false, Standing::Rival),
     peer("pyarrow.sequential", "pyarrow_loader", false, Standing::Told),
@@ -140,7 +146,7 @@ pub const ALL: [Peer; 24] = [
 fn names_are_literal_and_one_of_each_kind_is_compared() {
     let names: std::collections::BTreeSet<_> = ALL.iter().map(|peer| peer.name).collect();
     assert_eq!(names.len(), ALL.len());
-    for standing in [Standing::Ours, Standing::OursInPython] {
+    for standing in [Standing::Ours, Standing::OursByTcp, Standing::OursInPython] {
         assert_eq!(ALL.iter().filter(|peer| peer.standing == standing).count(), 1);
     }
     let in_python = ALL.iter().filter(|peer| peer.is_in_python()).map(|peer| peer.name);

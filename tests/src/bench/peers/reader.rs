@@ -1,5 +1,6 @@
-//! Our own subject: a process that reads epochs through a node by gRPC with the loader's defaults, and
-//! reports them as the peers' scripts do. The node's processor time and memory count as its own.
+//! Our own subject: a process that reads epochs through a node with the loader's defaults, which are shared
+//! memory as the node is on this host, or as from another host; it reports them as the peers' scripts do. The
+//! node's processor time and memory count as its own.
 
 use super::consumer::{Content, PeerEpoch, PeerEpochs};
 use super::peer::WINDOW;
@@ -27,6 +28,9 @@ pub struct PeerReaderOptions {
     pub shape: Shape,
     #[arg(long)]
     pub shuffle: bool,
+    /// No shared memory with the node.
+    #[arg(long)]
+    pub tcp: bool,
     #[arg(long)]
     pub epochs: u32,
     /// The process whose work is counted with ours.
@@ -71,6 +75,7 @@ async fn read(
         global_batch: options.shape.batch_rows() as u64,
         first_epoch: epoch,
         epochs: Some(1),
+        same_host: !options.tcp,
         ..Default::default()
     };
     let mut loader = Loader::start(dataset, settings)?;

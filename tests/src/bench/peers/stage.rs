@@ -2,7 +2,7 @@
 //! this machine, and a node that has it all on its disk.
 
 use super::consumer::{Content, Half, HalfRead, PeerEpochs};
-use super::peer::{Peer, PeerSource, Standing, WINDOW};
+use super::peer::{FILLING, Peer, PeerSource, Standing, WINDOW};
 use super::reader::SEED;
 use super::settings::PeerSettings;
 use crate::bench::package::Package;
@@ -78,7 +78,7 @@ impl PeerStage {
     /// Has our node read everything once; then nothing is left to be written to its disk.
     fn fill(&self) -> anyhow::Result<()> {
         for data in &self.data {
-            let read = self.read_ours(&self.node, data, false, 1)?;
+            let read = self.read_ours(&self.node, data, &FILLING)?;
             let (read, all) = (read.epochs.iter().map(|epoch| epoch.content), data.all());
             let wrong = read.into_iter().find(|content| *content != all);
             anyhow::ensure!(wrong.is_none(), "{:?}: {all:?} expected, {wrong:?} read", data.stored.shape);
@@ -98,10 +98,10 @@ impl PeerStage {
         let data = self.data(shape)?;
         match (peer.script, peer.source) {
             (Some(script), _) => self.run(peer, script, data, json!({})),
-            (None, PeerSource::Local) => self.read_ours(&self.node, data, peer.shuffle, peer.epochs),
+            (None, PeerSource::Local) => self.read_ours(&self.node, data, peer),
             (None, _) => {
                 let node = ServerOptions::for_endpoint(&self.s3, &self.proxy.endpoint).try_start()?;
-                let read = self.read_ours(&node, data, peer.shuffle, peer.epochs)?;
+                let read = self.read_ours(&node, data, peer)?;
                 node.try_stop()?;
                 Ok(read)
             }
@@ -126,18 +126,14 @@ impl PeerStage {
         self.data.iter().find(|data| data.stored.shape == shape).context("each shape has data")
     }
 
-    fn read_ours(
-        &self,
-        node: &Server,
-        data: &Copied,
-        shuffle: bool,
-        epochs: u32,
-    ) -> anyhow::Result<PeerEpochs> {
-        let (shape, epochs, pid) =
-            (format!("{:?}", data.stored.shape), epochs.to_string(), node.pid().to_string());
+    fn read_ours(&self, node: &Server, data: &Copied, peer: &Peer) -> anyhow::Result<PeerEpochs> {
+        let shape = format!("{:?}", data.stored.shape);
+        let (epochs, pid) = (peer.epochs.to_string(), node.pid().to_string());
+        let by_tcp = peer.standing == Standing::OursByTcp;
         let run = Run::find("forebay-bench-peers")?.args(["reader", "--endpoint", &node.endpoint]);
         let run = run.args(["--uri", &data.stored.uri, "--shape", &shape, "--epochs", &epochs]);
-        let run = run.args(["--node", &pid]).args(shuffle.then_some("--shuffle")).limit(PATIENCE);
+        let run = run.args(["--node", &pid]).args(peer.shuffle.then_some("--shuffle"));
+        let run = run.args(by_tcp.then_some("--tcp")).limit(PATIENCE);
         Ok(serde_json::from_slice(&run.stdout()?)?)
     }
 
