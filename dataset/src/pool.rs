@@ -323,6 +323,16 @@ mod tests {
         drop(shared);
         assert!(pool.take(5 << 20).has_pages(), "idle ones make room");
         assert!(!pool.take(8 << 20).has_pages());
+        // Others that are shared first may leave no room after all.
+        let taken = [(); 3].map(|()| pool.take(3 << 20));
+        let shared = taken.map(|mut buffer| {
+            assert!(buffer.has_pages());
+            buffer.as_slice_mut().fill(9);
+            pool.share(buffer, 3 << 20)
+        });
+        assert!(shared.iter().all(|all| all.len() == 3 << 20 && all.iter().all(|byte| *byte == 9)));
+        drop(shared);
+        assert!(pool.idle_bytes() <= 7 << 20);
     }
 
     #[test]

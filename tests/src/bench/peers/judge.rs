@@ -120,12 +120,18 @@ fn made(name: &str, rows_per_s: f64) -> MeasuredPeer {
     measured
 }
 
-#[test]
-fn the_best_peer_is_judged_and_each_peer_has_a_row() {
-    let all = [("forebay.window16", 100.0), ("pyarrow_dataset", 10.0), ("s3.duckdb.sequential", 5.0)];
+#[cfg(test)]
+fn judged(all: [(&str, f64); 3]) -> Findings {
     let all = all.map(|(name, rows_per_s)| made(name, rows_per_s));
     let mut found = Findings::default();
     judge(&all.each_ref(), Shape::X, 1.0, &mut found);
+    found
+}
+
+#[test]
+fn the_best_peer_is_judged_and_each_peer_has_a_row() {
+    let found =
+        judged([("forebay.window16", 100.0), ("pyarrow_dataset", 10.0), ("s3.duckdb.sequential", 5.0)]);
     let rows: Vec<_> = found.rows.iter().map(|row| (row.name.as_str(), row.value)).collect();
     let wanted = [
         ("peers.X.vs_best", 10.0),
@@ -139,10 +145,8 @@ fn the_best_peer_is_judged_and_each_peer_has_a_row() {
 
 #[test]
 fn by_tcp_it_is_judged_by_itself() {
-    let all = [("forebay.window16", 100.0), ("forebay.tcp.window16", 50.0), ("pyarrow_dataset", 10.0)];
-    let all = all.map(|(name, rows_per_s)| made(name, rows_per_s));
-    let mut found = Findings::default();
-    judge(&all.each_ref(), Shape::X, 1.0, &mut found);
+    let found =
+        judged([("forebay.window16", 100.0), ("forebay.tcp.window16", 50.0), ("pyarrow_dataset", 10.0)]);
     let tcp = found.rows.iter().filter(|row| row.name.starts_with("peers.tcp."));
     let wanted = [
         ("peers.tcp.X.vs_best", 5.0),
