@@ -2,10 +2,12 @@
 
 use crate::access::Access;
 use crate::direct::Direct;
+use crate::kept::Kept;
 use crate::list::{self, List};
 use crate::node::Node;
 use crate::snapshot;
 use arrow::datatypes::SchemaRef;
+use forebay_dataset::pool::Pool;
 use forebay_dataset::{View, schema, view};
 use forebay_proto::manifest::{Digest, Filter, Manifest, Object};
 use forebay_proto::plan::Order;
@@ -168,6 +170,8 @@ pub struct Dataset {
     pub projected_bytes: u64,
     /// For people: objects that were left out, and what else they may not expect.
     pub notes: Vec<String>,
+    /// Memory for batches that the last loader left to the next one.
+    pub(crate) left: Kept<Pool>,
 }
 
 /// What opening gives.
@@ -218,6 +222,7 @@ impl Dataset {
             projected_schema,
             projected_bytes,
             notes,
+            left: Kept::default(),
         })
     }
 

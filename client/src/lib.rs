@@ -44,6 +44,7 @@ mod endpoints;
 mod environment;
 pub mod fan_out;
 pub mod fill;
+mod kept;
 mod list;
 pub mod loader;
 mod local_node;

@@ -47,6 +47,7 @@ use run_plan::RunPlan;
 pub use run_plan::RunStart;
 pub use settings::LoaderSettings;
 use std::sync::Arc;
+use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 use worker::{ReadContext, Wire};
 
@@ -74,7 +75,8 @@ pub struct EpochSummary {
     pub steps: u64,
 }
 
-/// One rank's batches. Dropping it ends its streams.
+/// One rank's batches. Dropping it ends its streams; its memory is kept for the dataset's next loader, for 10
+/// seconds at most.
 ///
 /// ```
 /// use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings, SourceSettings};
@@ -101,6 +103,7 @@ pub struct EpochSummary {
 pub struct Loader {
     context: Arc<ReadContext>,
     _driver: AbortOnDropHandle<()>,
+    runtime: Handle,
     plan: RunPlan,
     /// Number of the next batch.
     seq: u64,
@@ -130,9 +133,7 @@ impl Loader {
             Access::Endpoint(nodes) => Some(Cluster::follow(nodes, offset(settings))),
             Access::Direct(_) => None,
         };
-        // Batches in the caller's hands come back too; beyond that the pool keeps nothing.
-        let ahead = usize::try_from(settings.prefetch_bytes).unwrap_or(usize::MAX);
-        let pool = Pool::with_registrar(ahead.saturating_add(64 << 20), registrar);
+        let pool = pool(dataset, settings.prefetch_bytes, registrar);
         let schema = dataset.projected_schema.clone();
         let context = Arc::new(ReadContext {
             dataset: dataset.clone(),
@@ -150,7 +151,16 @@ impl Loader {
         let (_driver, so_far) =
             (AbortOnDropHandle::new(driver), EpochSummary { epoch, ..Default::default() });
         let tokens_done = plan.tokens_done;
-        Ok(Self { context, _driver, plan, seq: 0, samples_done, tokens_done, so_far })
+        Ok(Self {
+            context,
+            _driver,
+            runtime: Handle::current(),
+            plan,
+            seq: 0,
+            samples_done,
+            tokens_done,
+            so_far,
+        })
     }
 
     /// The next batch or the end of an epoch; `None` after the last epoch. An error is final. May be
@@ -232,6 +242,26 @@ impl Loader {
     pub fn steps(&self, epoch: u64) -> u64 {
         self.plan.steps_of(&self.context.dataset, epoch)
     }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        let ReadContext { dataset, buffer, .. } = &*self.context;
+        if !buffer.pool().has_registrar() {
+            dataset.left.keep(buffer.pool().clone(), &self.runtime);
+        }
+    }
+}
+
+/// Memory for batches: the last loader's, if it is as much as this one may keep. Registered memory is new
+/// each time: its device may be gone by the next one.
+fn pool(dataset: &Dataset, prefetch_bytes: u64, registrar: Option<Arc<dyn Registrar>>) -> Pool {
+    // Batches in the caller's hands come back too; beyond that the pool keeps nothing.
+    let limit = usize::try_from(prefetch_bytes).unwrap_or(usize::MAX).saturating_add(64 << 20);
+    if registrar.is_some() {
+        return Pool::with_registrar(limit, registrar);
+    }
+    dataset.left.take(|pool| pool.limit() == limit).unwrap_or_else(|| Pool::new(limit))
 }
 
 /// Sets this reader apart from others where they are to spread over copies: ranks of one job by turns, jobs

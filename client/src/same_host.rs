@@ -3,6 +3,7 @@
 //! address as if there were nothing else.
 
 use crate::credentials::NodeChannel;
+use crate::kept::Kept;
 use crate::stream::{SessionRequest, SharedSession};
 use bytes::Bytes;
 use forebay_dataset::shared::host_id;
@@ -19,7 +20,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// As much as is known of a node's place.
 #[derive(Debug, Default)]
-pub(crate) struct HostOf(Mutex<Place>);
+pub(crate) struct HostOf {
+    place: Mutex<Place>,
+    /// Of a stream that came to its end.
+    idle: Kept<SharedSession>,
+}
 
 #[derive(Debug, Default, Clone)]
 enum Place {
@@ -41,8 +46,8 @@ struct Door {
 }
 
 impl HostOf {
-    /// The address of the node's socket and a region that it shares with one batch stream; `None` where the
-    /// node's own address is the way.
+    /// The address of the node's socket and a region that it shares with one batch stream: that of a stream
+    /// before, if it is as long. `None` where the node's own address is the way.
     pub async fn session(
         &self,
         node: &CacheClient<NodeChannel>,
@@ -52,15 +57,19 @@ impl HostOf {
         for _ in 0..2 {
             let (door, is_known) = self.door(node, url).await?;
             let request = SessionRequest { bytes, ticket: door.ticket, takes_files: door.lends_files };
+            let address = format!("unix:{}", door.socket);
+            if let Some(session) = self.idle.take(|idle| idle.is_like(&door.instance, request)) {
+                return Some((address, session.kept_at(&self.idle)));
+            }
             match SharedSession::open(door.socket.clone(), door.instance.clone(), request).await {
-                Ok(session) => return Some((format!("unix:{}", door.socket), session)),
+                Ok(session) => return Some((address, session.kept_at(&self.idle))),
                 Err(e) => {
                     tracing::debug!(error = %e, socket = door.socket, "no memory is shared with a node");
                     // A node that was restarted is another process, and says so when it is asked again.
                     if !is_known || e.kind() == ErrorKind::OutOfMemory {
                         return None;
                     }
-                    *self.0.lock() = Place::Unknown;
+                    *self.place.lock() = Place::Unknown;
                 }
             }
         }
@@ -69,7 +78,7 @@ impl HostOf {
 
     /// The way in, and whether that was known before.
     async fn door(&self, node: &CacheClient<NodeChannel>, url: &str) -> Option<(Arc<Door>, bool)> {
-        let known = self.0.lock().clone();
+        let known = self.place.lock().clone();
         match known {
             Place::Elsewhere => return None,
             Place::Here(door) => return Some((door, true)),
@@ -86,7 +95,7 @@ impl HostOf {
         if door.is_none() {
             tracing::debug!(url, ?place, "batches come by the node's own address");
         }
-        *self.0.lock() = place;
+        *self.place.lock() = place;
         Some((door?, false))
     }
 }

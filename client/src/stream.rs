@@ -156,7 +156,10 @@ impl Stream {
             match frame.into_data() {
                 Ok(data) => self.input = data,
                 Err(frame) => match frame.trailers_ref().and_then(outcome) {
-                    Some(Ok(())) if self.parser.between_messages() => return Ok(None),
+                    Some(Ok(())) if self.parser.between_messages() => {
+                        self.session.take().into_iter().for_each(SharedSession::end_stream);
+                        return Ok(None);
+                    }
                     Some(Err(e)) => return Err(e),
                     _ => return Err(self.cut()),
                 },

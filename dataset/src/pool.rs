@@ -95,6 +95,16 @@ impl Pool {
         whole.slice_with_length(0, bytes)
     }
 
+    /// Bytes that it keeps alive at most.
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+
+    /// Whether its buffers are registered with a device.
+    pub fn has_registrar(&self) -> bool {
+        self.0.registrar.is_some()
+    }
+
     /// Bytes of the buffers that nobody uses at the moment.
     #[cfg(test)]
     fn idle_bytes(&self) -> usize {

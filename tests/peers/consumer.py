@@ -97,11 +97,13 @@ def measured(job: Job, epochs) -> list[dict]:
     for epoch in range(job.epochs):
         cpu, began = cpu_s(), time.perf_counter()
         rows = checksum = 0
-        first = None
+        first, consumer = None, 0.0
         for batch in epoch_of(epoch):
+            came = time.perf_counter()
             if first is None:
-                first = time.perf_counter() - began
+                first = came - began
             count, summed = consume(job.shape, batch)
+            consumer += time.perf_counter() - came
             rows += count
             checksum += summed
         seconds = time.perf_counter() - began
@@ -110,6 +112,7 @@ def measured(job: Job, epochs) -> list[dict]:
                 "rows": rows,
                 "checksum": checksum % 2**64,
                 "seconds": seconds,
+                "consumer_s": consumer,
                 "cpu_s": cpu_s() - cpu,
                 "first_batch_ms": 1e3 * (seconds if first is None else first),
             }

@@ -27,6 +27,7 @@ use futures::future::BoxFuture;
 use prost::Message as _;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use tonic::body::Body;
 use tonic::{Request, Response, Status};
@@ -122,6 +123,9 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     // Other answers are short, or copied anyway.
     reader = reader.filter(|_| matches!(kind, v1::ticket::Kind::Plan(_)));
     link.region = reader.as_ref().map(|reader| reader.region.clone());
+    if link.region.is_some() {
+        node.shared.streams.fetch_add(1, Relaxed);
+    }
     let (stream, memory) = match kind {
         v1::ticket::Kind::Plan(ticket) => open_plan(node, reading, link, ticket, (memory, &watch)).await?,
         v1::ticket::Kind::Scan(ticket) => {

@@ -45,8 +45,8 @@ pub struct SharedReaders {
     socket: OnceLock<PathBuf>,
     readers: Mutex<HashMap<Token, Arc<SharedReader>>>,
     tickets: Mutex<Tickets>,
-    /// Regions made since the start, and those for which there was no memory.
-    pub granted: AtomicU64,
+    /// Streams that had a region since the start, and regions for which there was no memory.
+    pub streams: AtomicU64,
     pub refused: AtomicU64,
 }
 
@@ -94,7 +94,7 @@ impl SharedReaders {
             socket: OnceLock::new(),
             readers: Mutex::default(),
             tickets: Mutex::default(),
-            granted: AtomicU64::new(0),
+            streams: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         })
     }
@@ -190,7 +190,6 @@ impl SharedReaders {
                 send_grant(&*socket, &grant, Some(stay.reader.region.descriptor()))
             })
             .await?;
-        self.granted.fetch_add(1, Relaxed);
         Ok(Some(stay))
     }
 }

@@ -3,6 +3,7 @@ mod fake;
 mod no_nodes;
 mod packing;
 mod same_host;
+mod successors;
 mod versions;
 mod world;
 

@@ -3,8 +3,9 @@
 
 use super::parse::StreamEvent;
 use super::rows::SharedRows;
+use crate::kept::{Kept, WayTo};
 use bytes::Bytes;
-use forebay_dataset::shared::channel::{Hello, receive_grant};
+use forebay_dataset::shared::channel::{Hello, is_open, receive_grant};
 use forebay_dataset::shared::{FileMaps, RUN_BYTES, SharedMap};
 use forebay_proto::{Error, Result, v1};
 use std::collections::VecDeque;
@@ -12,6 +13,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 
 /// How long the node may take to answer.
@@ -23,8 +25,12 @@ const BYTES_MIN: u32 = 4 << 20;
 /// A region shared with a node; the node forgets it when this and all pieces of messages are dropped.
 #[derive(Debug)]
 pub struct SharedSession {
+    instance: Bytes,
+    request: SessionRequest,
     token: [u8; 16],
     region: Arc<SessionRegion>,
+    /// Where it goes after a stream that came to its end.
+    place: Option<WayTo<SharedSession>>,
 }
 
 #[derive(Debug)]
@@ -35,7 +41,7 @@ struct SessionRegion {
 }
 
 /// How a reader asks for a region.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionRequest {
     /// About how long it should be.
     pub bytes: u32,
@@ -66,14 +72,32 @@ impl SharedSession {
         spawn_blocking(open).await.map_err(io::Error::other)?
     }
 
-    fn connect(socket: &str, instance: &[u8], request: SessionRequest) -> io::Result<Self> {
-        let SessionRequest { bytes, ticket, takes_files } = request;
+    /// The same, which is kept there after a stream that came to its end.
+    pub fn kept_at(self, place: &Kept<Self>) -> Self {
+        Self { place: Some(place.way()), ..self }
+    }
+
+    /// Whether it is what the node's process `instance` would answer to this request.
+    pub fn is_like(&self, instance: &[u8], request: SessionRequest) -> bool {
+        self.instance == instance && self.request == request && is_open(&self.region.socket)
+    }
+
+    /// The stream came to its end: nothing is under way, and what the reader still holds it gives back. Must
+    /// be called within a Tokio runtime.
+    pub fn end_stream(mut self) {
+        if let Some(place) = self.place.take() {
+            place.keep(self, &Handle::current());
+        }
+    }
+
+    fn connect(socket: &str, instance: &Bytes, request: SessionRequest) -> io::Result<Self> {
+        let (instance, SessionRequest { bytes, ticket, takes_files }) = (instance.clone(), request);
         let bytes = bytes.max(BYTES_MIN).into();
         let mut socket = UnixStream::connect(socket)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.write_all(&Hello { bytes, ticket, takes_files }.encode())?;
         let (grant, region) = receive_grant(&socket)?;
-        if grant.instance != instance {
+        if grant.instance != *instance {
             return Err(io::Error::new(ErrorKind::NotFound, "another node listens there"));
         }
         let none = || io::Error::new(ErrorKind::OutOfMemory, "the node has no memory to share");
@@ -81,6 +105,9 @@ impl SharedSession {
         // Giving a message back never waits.
         socket.set_nonblocking(true)?;
         Ok(Self {
+            instance,
+            request,
+            place: None,
             token: grant.token,
             region: Arc::new(SessionRegion { map, files: FileMaps::default(), socket }),
         })

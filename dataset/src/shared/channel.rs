@@ -4,9 +4,10 @@
 //! their descriptors follow, each before a message that has rows in it ([`FileNote`]). When either end closes
 //! it, the region is gone.
 
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    SendFlags, recv, recvmsg, sendmsg,
 };
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -132,6 +133,12 @@ pub fn receive_grant(socket: impl AsFd) -> io::Result<(Grant, Option<OwnedFd>)> 
 /// Sends a file's note and its descriptor; a note that takes a file back has none.
 pub fn send_note(socket: impl AsFd, note: &FileNote, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     send(socket, &note.encode(), file)
+}
+
+/// Whether the other end is still there.
+pub fn is_open(socket: impl AsFd) -> bool {
+    let looked = recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    looked.map_or_else(|e| e == Errno::WOULDBLOCK, |(_, bytes)| bytes > 0)
 }
 
 /// The next note; `WouldBlock` where none has come.

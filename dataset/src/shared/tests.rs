@@ -162,3 +162,14 @@ proptest! {
         prop_assert_eq!(region.room(region.bytes()).now_or_never(), Some(true));
     }
 }
+
+#[test]
+fn a_connection_is_open_until_the_other_end_has_gone() {
+    let (node, reader) = UnixStream::pair().unwrap();
+    assert!(channel::is_open(&reader) && channel::is_open(&reader));
+    send_grant(&node, &Grant { instance: [1; 16], token: [2; 16], bytes: 0 }, None).unwrap();
+    assert!(channel::is_open(&reader), "something has come");
+    assert_eq!(receive_grant(&reader).unwrap().0.token, [2; 16], "and was only looked at");
+    drop(node);
+    assert!(!channel::is_open(&reader));
+}

@@ -14,6 +14,7 @@ use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
+use std::io::Write;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
@@ -23,8 +24,15 @@ fn stage() -> (S3Server, String, Server) {
     let s3 = S3Server::start();
     mnist::upload(&s3).expect("read MNIST");
     let uri = s3.uri("mnist/train/");
-    let server = ServerOptions::for_s3(&s3).start();
+    let server = start(ServerOptions::for_s3(&s3));
     (s3, uri, server)
+}
+
+/// Starts a node whose metrics are those of the moment: by default they may be a second old.
+fn start(options: ServerOptions) -> Server {
+    let mut config = tempfile::NamedTempFile::new().expect("a file");
+    writeln!(config, "[limits]\nmetrics_age_s = 0").expect("write it");
+    options.args(["--config", config.path().to_str().expect("a path")]).start()
 }
 
 /// All batches of an epoch, rank by rank.
@@ -79,6 +87,48 @@ fn shared_memory_brings_what_tcp_brings() {
     }
     until("the end of all readers", || metric(&server, "memory_shared_bytes") == 0);
     assert_eq!(metric(&server, "shared_refused_total"), 0);
+    server.stop();
+}
+
+/// One loader after the other has the region of the one before, until the node is another process.
+#[test]
+fn the_next_stream_has_the_memory_of_the_last_one() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let address = free_address().expect("a free port");
+    let folder = tempfile::tempdir().expect("a folder");
+    let node = || start(ServerOptions::for_s3(&s3).args(["--listen", &address]).folder(folder.path()));
+    let mut server = node();
+    let runtime = Runtime::new().expect("threads");
+    let access = Access::endpoint(&server.endpoint).expect("an endpoint");
+    let spec = DatasetSpec::new(s3.uri("mnist/train/"));
+    let dataset = runtime.block_on(Dataset::open(&access, &spec)).expect("open");
+    let epoch = |first_epoch, same_host| {
+        let (seed, global_batch, epochs) = (5, 100, Some(1));
+        let settings =
+            LoaderSettings { seed, global_batch, first_epoch, epochs, same_host, ..Default::default() };
+        runtime.block_on(async {
+            let mut loader = Loader::start(&dataset, settings).expect("start");
+            let mut batches = Vec::new();
+            while let Some(Event::Batch(batch)) = loader.next().await.expect("a batch") {
+                batches.push(batch.columns);
+            }
+            batches
+        })
+    };
+    let check = |number| assert!(epoch(number, true) == epoch(number, false), "epoch {number} differs");
+    check(0);
+    let readers = |server: &Server, name: &str| metric(server, &format!("shared_readers_{name}"));
+    assert_eq!((readers(&server, "open"), readers(&server, "total")), (1, 1), "the region is kept");
+    check(1);
+    assert_eq!((readers(&server, "open"), readers(&server, "total")), (1, 2), "and used again");
+    until("the end of its time", || readers(&server, "open") == 0);
+    check(2);
+    // The process of before is gone, and its region with it.
+    server.kill();
+    let server = node();
+    check(3);
+    assert!(counter(&server, "shared_bytes") > 0, "the new one shares memory too");
     server.stop();
 }
 

@@ -30,6 +30,8 @@ pub struct PeerEpoch {
     #[serde(flatten)]
     pub content: Content,
     pub seconds: f64,
+    /// Of these, those that the consumer took.
+    pub consumer_s: f64,
     /// Processor time of the process, its children, and its servers.
     pub cpu_s: f64,
     pub first_batch_ms: f64,

@@ -113,7 +113,8 @@ fn made(name: &str, rows_per_s: f64) -> MeasuredPeer {
     use super::peer::ALL;
 
     let content = Content { rows: 100, checksum: 0 };
-    let epoch = PeerEpoch { content, seconds: 100.0 / rows_per_s, cpu_s: 1.0, first_batch_ms: 1.0 };
+    let epoch =
+        PeerEpoch { content, seconds: 100.0 / rows_per_s, consumer_s: 0.0, cpu_s: 1.0, first_batch_ms: 1.0 };
     let peer = ALL.iter().find(|peer| peer.name == name).expect(name);
     let mut measured = MeasuredPeer::new(Shape::X, *peer);
     measured.reads.push(PeerEpochs { cannot: None, epochs: vec![epoch; 3], peak_mb: 1.0 });

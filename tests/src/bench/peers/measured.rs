@@ -74,6 +74,14 @@ impl MeasuredPeer {
         self.warm(|epochs, _| epochs.iter().map(|epoch| epoch.first_batch_ms).fold(0.0, f64::max))
     }
 
+    /// The consumer's part of the time of the warm epochs, round by round: no reader can take that away.
+    fn consumer_share(&self) -> Vec<f64> {
+        self.warm(|epochs, _| {
+            let sum = |of: fn(&PeerEpoch) -> f64| epochs.iter().map(of).sum::<f64>();
+            sum(|epoch| epoch.consumer_s) / sum(|epoch| epoch.seconds)
+        })
+    }
+
     fn warm(&self, of: impl Fn(&[PeerEpoch], f64) -> f64) -> Vec<f64> {
         let warm = self.reads.iter().filter_map(|read| read.epochs.get(1..)).filter(|warm| !warm.is_empty());
         warm.map(|warm| of(warm, warm.iter().map(|epoch| epoch.content.rows as f64).sum())).collect()
@@ -118,6 +126,7 @@ impl MeasuredPeer {
             add("rows_per_s", "rows/s", &self.rows_per_s());
             add("cpu_s_per_m_rows", "s/M rows", &self.cpu_s_per_m_rows());
             add("first_batch_ms", "ms", &self.first_batch_ms());
+            add("consumer_share", "of the time", &self.consumer_share());
         }
         let [speed, cpu, first_batch] = self.epoch1();
         add("epoch1.rows_per_s", "rows/s", &speed);
@@ -132,15 +141,20 @@ impl MeasuredPeer {
 
 /// The main figures, a line for each subject, or why there are none.
 pub fn print_table(subjects: &[MeasuredPeer]) {
-    let heads = ["rows/s", "CPU s/M", "first ms", "rows/s", "CPU s/M", "first ms", "peak MB"];
-    println!("{:36}{:>33}{:>33}", "", "epochs 2 and 3", "epoch 1");
+    let heads = ["rows/s", "CPU s/M", "first ms", "consumer", "rows/s", "CPU s/M", "first ms", "peak MB"];
+    println!("{:36}{:>44}{:>33}", "", "epochs 2 and 3", "epoch 1");
     println!("{:36}{}", "", heads.map(|head| format!("{head:>11}")).concat());
     for subject in subjects {
         if let Some(reason) = &subject.reason {
             println!("{:36}  not measured: {reason}", subject.name());
             continue;
         }
-        let warm = [subject.rows_per_s(), subject.cpu_s_per_m_rows(), subject.first_batch_ms()];
+        let warm = [
+            subject.rows_per_s(),
+            subject.cpu_s_per_m_rows(),
+            subject.first_batch_ms(),
+            subject.consumer_share(),
+        ];
         let columns = warm.into_iter().chain(subject.epoch1()).chain([subject.peak_mb()]);
         println!("{:36}{}", subject.name(), columns.map(|values| cell(&values)).collect::<String>());
     }

@@ -13,7 +13,7 @@ use clap::Args;
 use forebay_client::loader::Shuffle;
 use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings};
 use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The order's seed, of the peers too.
 pub const SEED: u64 = 15;
@@ -47,20 +47,20 @@ pub fn run(options: &PeerReaderOptions) -> anyhow::Result<()> {
         let node = cpu_s(options.node)?;
         // The dataset is opened in the first epoch, as the peers open their files there.
         let (span, read) = Span::of(|| runtime.block_on(read(options, epoch, &mut dataset)));
-        let (content, first_batch_ms) = read?;
         let cpu_s = span.cpu_s + cpu_s(options.node)? - node;
-        epochs.push(PeerEpoch { content, seconds: span.seconds(), cpu_s, first_batch_ms });
+        epochs.push(PeerEpoch { seconds: span.seconds(), cpu_s, ..read? });
     }
     let peak_mb = peak_mb(options.node)? + peak_mb(std::process::id())?;
     println!("{}", serde_json::to_string(&PeerEpochs { cannot: None, epochs, peak_mb })?);
     Ok(())
 }
 
+/// An epoch; its whole time and its processor time are not told.
 async fn read(
     options: &PeerReaderOptions,
     epoch: u64,
     dataset: &mut Option<Dataset>,
-) -> anyhow::Result<(Content, f64)> {
+) -> anyhow::Result<PeerEpoch> {
     let began = Instant::now();
     let dataset = match dataset {
         Some(dataset) => dataset,
@@ -79,11 +79,12 @@ async fn read(
         ..Default::default()
     };
     let mut loader = Loader::start(dataset, settings)?;
-    let (mut content, mut first_batch_ms) = (Content::default(), None);
+    let (mut content, mut consumer, mut first_batch_ms) = (Content::default(), Duration::ZERO, None);
     loop {
         match loader.next().await?.context("an epoch has an end")? {
             Event::Batch(batch) => {
-                first_batch_ms.get_or_insert_with(|| began.elapsed().as_secs_f64() * 1e3);
+                let came = Instant::now();
+                first_batch_ms.get_or_insert_with(|| (came - began).as_secs_f64() * 1e3);
                 match batch.mask {
                     None => content.consume(options.shape, &batch.columns)?,
                     // Rows of a batch lie by segment, padding among them.
@@ -92,8 +93,13 @@ async fn read(
                         content.consume(options.shape, &rows)?;
                     }
                 }
+                consumer += came.elapsed();
             }
-            Event::EpochEnd(_) => return Ok((content, first_batch_ms.context("an epoch has batches")?)),
+            Event::EpochEnd(_) => {
+                let first_batch_ms = first_batch_ms.context("an epoch has batches")?;
+                let consumer_s = consumer.as_secs_f64();
+                return Ok(PeerEpoch { content, seconds: 0.0, consumer_s, cpu_s: 0.0, first_batch_ms });
+            }
         }
     }
 }
