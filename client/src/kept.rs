@@ -66,6 +66,12 @@ impl<T: Send + 'static> WayTo<T> {
     }
 }
 
+impl<T> Clone for WayTo<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
 impl<T> Clone for Kept<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())

@@ -59,10 +59,11 @@ impl HostOf {
             let request = SessionRequest { bytes, ticket: door.ticket, takes_files: door.lends_files };
             let address = format!("unix:{}", door.socket);
             if let Some(session) = self.idle.take(|idle| idle.is_like(&door.instance, request)) {
-                return Some((address, session.kept_at(&self.idle)));
+                return Some((address, session));
             }
-            match SharedSession::open(door.socket.clone(), door.instance.clone(), request).await {
-                Ok(session) => return Some((address, session.kept_at(&self.idle))),
+            let (socket, instance) = (door.socket.clone(), door.instance.clone());
+            match SharedSession::open(socket, instance, request, self.idle.way()).await {
+                Ok(session) => return Some((address, session)),
                 Err(e) => {
                     tracing::debug!(error = %e, socket = door.socket, "no memory is shared with a node");
                     // A node that was restarted is another process, and says so when it is asked again.

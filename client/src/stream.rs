@@ -157,7 +157,9 @@ impl Stream {
                 Ok(data) => self.input = data,
                 Err(frame) => match frame.trailers_ref().and_then(outcome) {
                     Some(Ok(())) if self.parser.between_messages() => {
-                        self.session.take().into_iter().for_each(SharedSession::end_stream);
+                        if let Some(session) = self.session.take() {
+                            session.end_stream();
+                        }
                         return Ok(None);
                     }
                     Some(Err(e)) => return Err(e),

@@ -1,9 +1,9 @@
-//! The reader's end of a node's shared memory: for one batch stream, a region that the node puts messages
-//! into, and the connection over which they are given back.
+//! The reader's end of a node's shared memory: a region that the node puts messages into, for one batch
+//! stream at a time, and the connection over which they are given back.
 
 use super::parse::StreamEvent;
 use super::rows::SharedRows;
-use crate::kept::{Kept, WayTo};
+use crate::kept::WayTo;
 use bytes::Bytes;
 use forebay_dataset::shared::channel::{Hello, is_open, receive_grant};
 use forebay_dataset::shared::{FileMaps, RUN_BYTES, SharedMap};
@@ -30,7 +30,7 @@ pub struct SharedSession {
     token: [u8; 16],
     region: Arc<SessionRegion>,
     /// Where it goes after a stream that came to its end.
-    place: Option<WayTo<SharedSession>>,
+    place: WayTo<SharedSession>,
 }
 
 #[derive(Debug)]
@@ -66,15 +66,16 @@ struct SharedPiece {
 }
 
 impl SharedSession {
-    /// Asks the node that listens at `socket`, which must be the process `instance`, for a region.
-    pub async fn open(socket: String, instance: Bytes, request: SessionRequest) -> io::Result<Self> {
-        let open = move || Self::connect(&socket, &instance, request);
+    /// Asks the node that listens at `socket`, which must be the process `instance`, for a region. It goes to
+    /// `place` after a stream that came to its end.
+    pub async fn open(
+        socket: String,
+        instance: Bytes,
+        request: SessionRequest,
+        place: WayTo<Self>,
+    ) -> io::Result<Self> {
+        let open = move || Self::connect(&socket, instance, request, place);
         spawn_blocking(open).await.map_err(io::Error::other)?
-    }
-
-    /// The same, which is kept there after a stream that came to its end.
-    pub fn kept_at(self, place: &Kept<Self>) -> Self {
-        Self { place: Some(place.way()), ..self }
     }
 
     /// Whether it is what the node's process `instance` would answer to this request.
@@ -84,14 +85,17 @@ impl SharedSession {
 
     /// The stream came to its end: nothing is under way, and what the reader still holds it gives back. Must
     /// be called within a Tokio runtime.
-    pub fn end_stream(mut self) {
-        if let Some(place) = self.place.take() {
-            place.keep(self, &Handle::current());
-        }
+    pub fn end_stream(self) {
+        self.place.clone().keep(self, &Handle::current());
     }
 
-    fn connect(socket: &str, instance: &Bytes, request: SessionRequest) -> io::Result<Self> {
-        let (instance, SessionRequest { bytes, ticket, takes_files }) = (instance.clone(), request);
+    fn connect(
+        socket: &str,
+        instance: Bytes,
+        request: SessionRequest,
+        place: WayTo<Self>,
+    ) -> io::Result<Self> {
+        let SessionRequest { bytes, ticket, takes_files } = request;
         let bytes = bytes.max(BYTES_MIN).into();
         let mut socket = UnixStream::connect(socket)?;
         socket.set_read_timeout(Some(PATIENCE))?;
@@ -107,9 +111,9 @@ impl SharedSession {
         Ok(Self {
             instance,
             request,
-            place: None,
             token: grant.token,
             region: Arc::new(SessionRegion { map, files: FileMaps::default(), socket }),
+            place,
         })
     }
 

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// The files that a node has lent to this process for one batch stream.
+/// The files that a node has lent to this process, for one batch stream at a time.
 #[derive(Debug, Default)]
 pub struct FileMaps(Mutex<HashMap<u32, Arc<FileMap>>>);
 

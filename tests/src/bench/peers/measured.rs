@@ -74,7 +74,7 @@ impl MeasuredPeer {
         self.warm(|epochs, _| epochs.iter().map(|epoch| epoch.first_batch_ms).fold(0.0, f64::max))
     }
 
-    /// The consumer's part of the time of the warm epochs, round by round: no reader can take that away.
+    /// The consumer's part of the time of the warm epochs, round by round.
     fn consumer_share(&self) -> Vec<f64> {
         self.warm(|epochs, _| {
             let sum = |of: fn(&PeerEpoch) -> f64| epochs.iter().map(of).sum::<f64>();
