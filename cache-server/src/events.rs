@@ -42,6 +42,8 @@ pub struct Events {
     pub bytes_shared: AtomicU64,
     /// Those of these that readers copied out of segment files.
     pub bytes_lent: AtomicU64,
+    /// Those of these whose rows the readers found by the plan.
+    pub bytes_planned: AtomicU64,
     /// Batch streams opened.
     pub streams: AtomicU64,
     /// Requests of S3 clients, and those of them that were refused.

@@ -22,6 +22,7 @@ mod epoch_plan;
 mod packed_rows;
 mod position;
 mod reorder;
+mod row_splitter;
 mod run_plan;
 mod sampler;
 mod settings;

@@ -25,7 +25,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parse::Parser;
 pub use parse::{Head, StreamEvent};
 use prost::Message as _;
-pub(crate) use rows::SharedRows;
+pub(crate) use rows::{SharedRows, SharedSegments};
 pub(crate) use shared::{SessionRequest, SharedSession};
 use std::collections::VecDeque;
 use std::time::Duration;

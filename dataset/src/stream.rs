@@ -5,6 +5,7 @@
 //!
 //! * `walk` checks a plan ticket, once, and holds the plan's order.
 //! * `cursor` goes through the rows that a ticket asks for, `read_ahead` gets the plan's next segments.
+//! * `whole_steps` says where a message can leave out which rows it has, `step_range` makes it.
 //! * `builder` holds a message's segments, gathers its rows and hands the message to the reader.
 //! * [`wire`] is a message's form, [`gather`] the copying of rows.
 //! * `source` is what a stream needs from its surroundings: segments, and hooks for progress and memory.
@@ -20,7 +21,9 @@ mod read_ahead;
 mod reading;
 mod setup;
 mod source;
+mod step_range;
 mod walk;
+mod whole_steps;
 pub mod wire;
 
 use crate::packed::Form;

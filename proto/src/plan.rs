@@ -127,6 +127,18 @@ impl Order {
         spans.map(|(segment, _)| segment).collect()
     }
 
+    /// The segments of which the samples at some positions may be: those of their windows. `None` for a mix.
+    ///
+    /// # Panics
+    /// If there is no position among them, or one past the end.
+    pub fn segments_within(&self, positions: Range<u64>) -> Option<Vec<u32>> {
+        assert!(positions.start < positions.end && positions.end <= self.len(), "positions of the epoch");
+        match &self.kind {
+            OrderKind::One(sequence) => Some(sequence.segments_within(positions).collect()),
+            OrderKind::Mix(_) => None,
+        }
+    }
+
     /// Which segments are read between which positions, in the order in which they are first needed: every
     /// position outside of a segment's spans is read from another one. Of a mix, a segment has as many as its
     /// part comes round.

@@ -144,6 +144,7 @@ fn frame(mut message: Message, shared: Option<v1::SharedBody>) -> Result<VecDequ
 #[cfg(test)]
 mod tests {
     use super::*;
+    use arrow::datatypes::Schema;
     use forebay_proto::Kind;
 
     #[test]
@@ -155,6 +156,7 @@ mod tests {
             body: vec![Bytes::from_static(b"ab"), Bytes::from_static(b"cde")],
             is_shared: false,
             lender: None,
+            planned: None,
         };
         let all: Vec<u8> = frame(m, None).unwrap().iter().flat_map(|p| p.to_vec()).collect();
         assert_eq!(all[0], 0);
@@ -170,7 +172,7 @@ mod tests {
     fn a_length_that_does_not_fit_is_an_error() {
         // The same megabyte again and again: nothing of that size is in memory.
         let body = vec![Bytes::from(vec![0; 1 << 20]); 4096];
-        let message = Message { header: Bytes::new(), meta: None, body, is_shared: false, lender: None };
+        let message = Message { body, ..Message::schema(&Schema::empty()) };
         let e = frame(message, None).unwrap_err();
         assert!(e.kind == Kind::Invalid && e.message.contains("too large"), "{e}");
     }

@@ -82,13 +82,13 @@ impl StreamMeter {
     /// Counts a message.
     pub fn sent(&mut self, message: &Message) {
         let bytes = message.body_bytes() as u64;
-        let rows = message.row_runs().map(|run| u64::from(run.rows)).sum::<u64>();
+        let rows = message.rows();
         self.events.bytes_served.fetch_add(bytes, Relaxed);
         self.events.rows_served.fetch_add(rows, Relaxed);
         if self.hot.is_counting() {
             let row_bytes = bytes as f64 / rows.max(1) as f64;
-            for run in message.row_runs() {
-                *self.bytes.entry(run.segment.into()).or_default() += f64::from(run.rows) * row_bytes;
+            for (segment, rows) in message.segment_rows() {
+                *self.bytes.entry(segment.into()).or_default() += rows * row_bytes;
             }
         }
         self.tell_when_due();
@@ -108,9 +108,11 @@ impl StreamMeter {
     /// Counts what of a message the reader takes from shared memory.
     pub fn shared(&self, body: Option<&v1::SharedBody>) {
         let parts = || body.iter().flat_map(|body| &body.parts);
-        let lent = parts().filter(|part| part.rows.is_some());
+        let lent = || parts().filter_map(|part| Some((part.length, part.rows.as_ref()?)));
+        let planned = lent().filter(|(_, rows)| !rows.segments.is_empty());
         self.events.bytes_shared.fetch_add(parts().map(|part| part.length).sum(), Relaxed);
-        self.events.bytes_lent.fetch_add(lent.map(|part| part.length).sum(), Relaxed);
+        self.events.bytes_lent.fetch_add(lent().map(|(bytes, _)| bytes).sum(), Relaxed);
+        self.events.bytes_planned.fetch_add(planned.map(|(bytes, _)| bytes).sum(), Relaxed);
     }
 
     fn tell_when_due(&mut self) {
@@ -157,6 +159,7 @@ mod tests {
             body: vec![Bytes::from(vec![0; 60])],
             is_shared: false,
             lender: None,
+            planned: None,
         };
         meter.sent(&message);
         meter.sent(&message);

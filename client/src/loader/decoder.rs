@@ -12,6 +12,7 @@ mod layout;
 
 use super::builder::{BatchBuilder, Commit, RowCopy};
 use super::reorder::ReorderBuffer;
+use super::row_splitter::RowSplitter;
 use crate::stream::{Head, SharedRows};
 use arrow::array::{Array, ArrayRef};
 use arrow::buffer::Buffer;
@@ -223,23 +224,14 @@ impl MessageDecoder {
     /// Has packed rows copied and split, a few at a time.
     fn split_rows(&mut self, rows: &SharedRows, layout: &RowLayout) {
         let Some(pool) = &self.pool else { return };
-        let (mut done, mut at, end) = (RowsDone::default(), self.at, self.at + rows.bytes());
-        let mut tile = vec![0; layout.tile_bytes()];
+        let (mut splitter, mut at) = (RowSplitter::new(rows, layout, pool), self.at);
+        let end = at + rows.bytes();
         while let Some(target) = self.targets.get(self.next).filter(|target| target.start < end) {
             self.next += 1;
             let Destination::Batch { builder, at: place, .. } = &target.to else { continue };
-            rows.skip(&mut done, target.start - at);
+            splitter.skip(target.start - at);
             at = target.start + target.bytes;
-            let mut row = place / layout.width;
-            let is_split = builder.split(layout, pool, |columns| {
-                rows.copy_tiles(&mut done, target.bytes, &mut tile, |tile| {
-                    columns.write(row, tile);
-                    row += tile.len() / layout.width;
-                });
-            });
-            if !is_split {
-                rows.skip(&mut done, target.bytes);
-            }
+            splitter.split(builder, place / layout.width, target.bytes / layout.width);
         }
         (self.at, self.is_split) = (end, true);
     }

@@ -86,6 +86,50 @@ impl Position {
         committed: Committed,
         if_full: IfFull,
     ) -> Result<Option<Advance>> {
+        let Some(builder) = self.go_to(run, scope, if_full).await? else { return Ok(None) };
+        let mut advance = Advance::default();
+        let mut left = run.rows;
+        while left > 0 {
+            let piece = match self.next_piece(scope.segments) {
+                Some(piece) if piece.segment == run.segment => piece,
+                Some(other) => {
+                    return Err(self.unexpected(run, scope, format_args!("segment {}", other.segment)));
+                }
+                None => return Err(self.unexpected(run, scope, "no more rows of this step")),
+            };
+            let rows = left.min(piece.rows - self.taken);
+            self.take(&mut advance, &builder, (piece, rows), message_row + run.rows - left, committed);
+            left -= rows;
+        }
+        Ok(Some(advance))
+    }
+
+    /// Moves past all that is left of a step, whose rows are numbered as in its batch; else as
+    /// [`Self::pass`].
+    pub async fn pass_step(
+        &mut self,
+        step: u64,
+        scope: &Scope<'_>,
+        committed: Committed,
+        if_full: IfFull,
+    ) -> Result<Option<Advance>> {
+        let whole = StepRun { step, segment: 0, rows: scope.epoch.rows(step)? as u32 };
+        let Some(builder) = self.go_to(whole, scope, if_full).await? else { return Ok(None) };
+        let mut advance = Advance::default();
+        while let Some(piece) = self.next_piece(scope.segments) {
+            let (rows, row) = (piece.rows - self.taken, piece.first + self.taken);
+            self.take(&mut advance, &builder, (piece, rows), row, committed);
+        }
+        Ok(Some(advance))
+    }
+
+    /// Moves to the step of a run, and returns its batch; as [`Self::pass`].
+    async fn go_to(
+        &mut self,
+        run: StepRun,
+        scope: &Scope<'_>,
+        if_full: IfFull,
+    ) -> Result<Option<Arc<BatchBuilder>>> {
         if run.step >= scope.epoch.count {
             return Err(self.unexpected(run, scope, "the epoch is over"));
         }
@@ -105,33 +149,26 @@ impl Position {
         if !self.load(scope, if_full).await? {
             return Ok(None);
         }
-        let Some(builder) = self.builder.clone() else {
-            return Err(self.unexpected(run, scope, "a later step"));
-        };
-        let mut advance = Advance::default();
-        let mut left = run.rows;
-        while left > 0 {
-            let piece = match self.next_piece(scope.segments) {
-                Some(piece) if piece.segment == run.segment => piece,
-                Some(other) => {
-                    return Err(self.unexpected(run, scope, format_args!("segment {}", other.segment)));
-                }
-                None => return Err(self.unexpected(run, scope, "no more rows of this step")),
-            };
-            let rows = left.min(piece.rows - self.taken);
-            let copy = RowCopy {
-                builder: builder.clone(),
-                message_row: message_row + run.rows - left,
-                batch_row: piece.first + self.taken,
-                rows,
-            };
-            let known = committed.rows_of(self.step).saturating_sub(copy.batch_row);
-            self.row = copy.batch_row + rows;
-            self.taken += rows;
-            advance.push(copy, known);
-            left -= rows;
+        match self.builder.clone() {
+            Some(builder) => Ok(Some(builder)),
+            None => Err(self.unexpected(run, scope, "a later step")),
         }
-        Ok(Some(advance))
+    }
+
+    /// Moves past the next rows of a piece, which lie from `message_row` of the message on.
+    fn take(
+        &mut self,
+        advance: &mut Advance,
+        builder: &Arc<BatchBuilder>,
+        (piece, rows): (Run, u32),
+        message_row: u32,
+        committed: Committed,
+    ) {
+        let (builder, batch_row) = (builder.clone(), piece.first + self.taken);
+        let known = committed.rows_of(self.step).saturating_sub(batch_row);
+        self.row = batch_row + rows;
+        self.taken += rows;
+        advance.push(RowCopy { builder, message_row, batch_row, rows }, known);
     }
 
     /// Checks that nothing is missing up to the epoch's end.

@@ -179,6 +179,7 @@ impl Epoch {
             held_only: false,
             epochs_after: self.epochs_after,
             packed: true,
+            knows_rows: true,
             row_spans: spans.map(RowSpan::to_wire).unwrap_or_default(),
         }
     }

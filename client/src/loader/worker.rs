@@ -5,12 +5,14 @@
 //! what was committed: nothing is lost or taken twice. Other workers go on meanwhile. What happens after a
 //! failure is decided by `routing::policy`. Where the segments have other nodes by then (`assignment`), the
 //! worker ends in favour of successors, one for each node. `receiver` turns what a stream brings into rows of
-//! batches; `hedge` asks another node when rows are late.
+//! batches, `steps_message` what a node on this host leaves to the reader; `hedge` asks another node when
+//! rows are late.
 
 mod assignment;
 mod feed;
 mod hedge;
 mod receiver;
+mod steps_message;
 
 use super::position::{Committed, Scope};
 use super::reorder::ReorderBuffer;

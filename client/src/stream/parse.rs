@@ -6,7 +6,7 @@
 //! field, which its number guarantees for every encoder that writes fields in order. Lengths are checked
 //! before anything is kept; malformed input is an error, never a panic.
 
-use super::rows::SharedRows;
+use super::rows::{SharedRows, SharedSegments};
 use bytes::{Buf, Bytes};
 use forebay_proto::{Error, Result, v1};
 use prost::Message;
@@ -17,8 +17,8 @@ const HEAD_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of body that a message may have.
 const BODY_BYTES_MAX: u64 = 2 << 30;
 
-/// What the bytes mean, in order: one `Head`, any number of `Body`, `Shared` and `Rows`, one `End` for each
-/// message.
+/// What the bytes mean, in order: one `Head`, any number of `Body`, `Shared` and `Rows` or one of
+/// `Segments`, one `End` for each message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
     /// A message begins.
@@ -30,6 +30,8 @@ pub enum StreamEvent {
     Shared(Bytes),
     /// The same, as rows in files that the node lends.
     Rows(SharedRows),
+    /// A whole body, of a message of whole steps.
+    Segments(SharedSegments),
     /// Its body is complete.
     End,
 }

@@ -1,6 +1,7 @@
 //! A part of a message whose rows lie in files of a node on this host.
 
-use forebay_dataset::shared::{LentRows, RowsDone};
+use forebay_dataset::shared::{LentRows, LentSegments, RowRuns, RowsDone};
+use forebay_proto::Result;
 use std::any::Any;
 use std::sync::Arc;
 
@@ -13,6 +14,46 @@ struct RowsPart {
     rows: LentRows,
     /// Until it is dropped the node keeps the files as they are.
     _lease: Arc<dyn Any + Send + Sync>,
+}
+
+/// A body of rows that the plan says, out of files of a node on this host.
+#[derive(Debug, Clone)]
+pub struct SharedSegments {
+    segments: Arc<LentSegments>,
+    lease: Arc<dyn Any + Send + Sync>,
+}
+
+impl PartialEq for SharedSegments {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.segments, &other.segments)
+    }
+}
+
+impl SharedSegments {
+    /// A message's segments, which is given back when `lease` is dropped.
+    pub fn new(segments: LentSegments, lease: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { segments: Arc::new(segments), lease }
+    }
+
+    /// Bytes of a row.
+    pub fn width(&self) -> usize {
+        self.segments.width()
+    }
+
+    /// The number that a segment has as a source of rows.
+    pub fn source(&self, segment: u32) -> Option<usize> {
+        self.segments.source(segment)
+    }
+
+    /// Whether what was copied is right: to be asked before anything is made of it.
+    pub fn is_sound(&self) -> bool {
+        self.segments.is_sound()
+    }
+
+    /// These rows. `Retry` if one lies behind the end of its file.
+    pub fn rows(&self, runs: RowRuns) -> Result<SharedRows> {
+        Ok(SharedRows::new(self.segments.rows(runs)?, self.lease.clone()))
+    }
 }
 
 impl PartialEq for SharedRows {

@@ -2,7 +2,7 @@
 //! stream at a time, and the connection over which they are given back.
 
 use super::parse::StreamEvent;
-use super::rows::SharedRows;
+use super::rows::{SharedRows, SharedSegments};
 use crate::kept::WayTo;
 use bytes::Bytes;
 use forebay_dataset::shared::channel::{Hello, is_open, receive_grant};
@@ -133,6 +133,10 @@ impl SharedSession {
             let outside = || Error::retry("a message lies outside the memory that the node shares");
             if let Some(rows) = rows {
                 let SessionRegion { map, files, socket } = &*self.region;
+                if !rows.segments.is_empty() {
+                    let segments = files.segments(socket, &rows)?;
+                    return Ok(StreamEvent::Segments(SharedSegments::new(segments, lease.clone())));
+                }
                 let runs = map.get(offset, u64::from(rows.runs) * RUN_BYTES as u64).ok_or_else(outside)?;
                 let rows = files.rows(socket, &rows, runs)?;
                 if rows.bytes() as u64 != bytes {

@@ -35,19 +35,41 @@ pub struct LentRows {
     files: Vec<(Arc<FileMap>, usize)>,
 }
 
+/// The files of segments that a node has lent, out of which the reader takes the rows that the plan says.
+#[derive(Debug)]
+pub struct LentSegments {
+    width: usize,
+    /// As for [`LentRows`], one for each of `segments`.
+    files: Vec<(Arc<FileMap>, usize)>,
+    segments: Vec<u32>,
+}
+
 impl FileMaps {
     /// The rows that a part of a message names, whose runs are `runs`. `socket` is where the node's notes
     /// come, without waiting. `Retry` if that makes no sense.
     pub fn rows(&self, socket: impl AsFd + Copy, rows: &v1::FileRows, runs: &[u8]) -> Result<LentRows> {
+        let files = self.files(socket, rows)?;
+        let runs = RowRuns::read(rows.width as usize, runs, &lengths(&files));
+        Ok(LentRows { runs: runs.map_err(|e| nonsense(&e.message))?, files })
+    }
+
+    /// The segments that a part of a message names. `Retry` if that makes no sense.
+    pub fn segments(&self, socket: impl AsFd + Copy, rows: &v1::FileRows) -> Result<LentSegments> {
+        let (files, segments) = (self.files(socket, rows)?, rows.segments.clone());
+        match files.len() == segments.len() {
+            true => Ok(LentSegments { width: rows.width as usize, files, segments }),
+            false => Err(nonsense("there is not one file for each segment")),
+        }
+    }
+
+    /// The files in which rows lie, and where they begin.
+    fn files(&self, socket: impl AsFd + Copy, rows: &v1::FileRows) -> Result<Vec<(Arc<FileMap>, usize)>> {
         let file = |at: &v1::FileStart| {
             let map = self.file(socket, at.number)?;
             let start = usize::try_from(at.start).ok().filter(|start| *start <= map.map.len());
             Ok((map, start.ok_or_else(|| nonsense("rows lie behind the end of a file"))?))
         };
-        let files = rows.files.iter().map(file).collect::<Result<Vec<_>>>()?;
-        let lengths: Vec<usize> = files.iter().map(|(file, start)| file.map.len() - start).collect();
-        let runs = RowRuns::read(rows.width as usize, runs, &lengths).map_err(|e| nonsense(&e.message))?;
-        Ok(LentRows { runs, files })
+        rows.files.iter().map(file).collect()
     }
 
     fn file(&self, socket: impl AsFd + Copy, number: u32) -> Result<Arc<FileMap>> {
@@ -105,6 +127,29 @@ impl Drop for FileMap {
     }
 }
 
+impl LentSegments {
+    /// Bytes of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The number that a segment has as a source of rows.
+    pub fn source(&self, segment: u32) -> Option<usize> {
+        self.segments.iter().position(|other| *other == segment)
+    }
+
+    /// Whether what was copied is right: to be asked before anything is made of it.
+    pub fn is_sound(&self) -> bool {
+        are_sound(&self.files)
+    }
+
+    /// These rows of them, whose sources are theirs. `Retry` if one lies behind the end of its file.
+    pub fn rows(&self, runs: RowRuns) -> Result<LentRows> {
+        runs.check(&lengths(&self.files)).map_err(|e| nonsense(&e.message))?;
+        Ok(LentRows { runs, files: self.files.clone() })
+    }
+}
+
 impl LentRows {
     /// Bytes of all rows.
     pub fn bytes(&self) -> usize {
@@ -144,8 +189,16 @@ impl LentRows {
 
     /// Whether what was copied is right: to be asked before anything is made of it.
     pub fn is_sound(&self) -> bool {
-        self.files.iter().all(|(file, _)| file.is_sound())
+        are_sound(&self.files)
     }
+}
+
+fn are_sound(files: &[(Arc<FileMap>, usize)]) -> bool {
+    files.iter().all(|(file, _)| file.is_sound())
+}
+
+fn lengths(files: &[(Arc<FileMap>, usize)]) -> Vec<usize> {
+    files.iter().map(|(file, start)| file.map.len() - start).collect()
 }
 
 fn modified(stat: &Stat) -> i128 {

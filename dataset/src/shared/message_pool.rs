@@ -1,7 +1,8 @@
 //! Where the buffers of a stream's messages come from: the shared region of its reader, if it has one with
 //! room, else this process's own pool. Rows that lie in files need none, where the reader copies them itself.
 
-use super::file_rows::{FileRows, RowFile};
+use super::file_rows::{FileRows, RowFile, WhichRows};
+use super::files::LentFiles;
 use super::region::{SharedBuffer, SharedRegion};
 use super::row_runs::{RUN_BYTES, RowRuns};
 use crate::pool::{LARGE_BYTES, Pool, PoolBuffer};
@@ -54,9 +55,13 @@ impl MessagePool {
     /// The same, for a message that is gathered from these segments: its reader may be told in which files
     /// its rows lie.
     pub(crate) fn over(&self, segments: &[ReadySegment]) -> Self {
-        let takes_files = self.region.as_ref().is_some_and(SharedRegion::lends_files);
-        let segments = if takes_files { segments.into() } else { Arc::default() };
+        let segments = if self.takes_files() { segments.into() } else { Arc::default() };
         Self { segments, ..self.clone() }
+    }
+
+    /// Whether the reader takes files.
+    pub(crate) fn takes_files(&self) -> bool {
+        self.region.as_ref().is_some_and(SharedRegion::lends_files)
     }
 
     /// Whether the reader may be told so.
@@ -90,13 +95,34 @@ impl MessagePool {
         if bytes < LARGE_BYTES || bytes < runs.count() * RUN_BYTES * RUN_WORTH {
             return None;
         }
-        let file = |source: usize| {
-            let (segment, rows) = (&self.segments[source], sources[source]);
-            let (verifier, start) = segment.file_of(rows)?;
-            Some(RowFile { rows: rows.clone(), file: files.lend(verifier)?, start })
-        };
-        let rows = FileRows::new(runs, used.into_iter().map(file).collect::<Option<_>>()?);
+        let used = used.into_iter().map(|source| self.row_file(files, source, sources[source]));
+        let rows = FileRows::new(WhichRows::Told(runs), used.collect::<Option<_>>()?);
         Some(region.refer(rows)?.into())
+    }
+
+    /// Rows of `width` bytes that the reader copies by itself, and knows: `rows` of them, out of `sources`,
+    /// which are those of the segments of [`Self::over`], and have these numbers in the dataset. `None`
+    /// where the reader takes no files, a segment lies in none, or it is not worth it.
+    pub(crate) fn refer_planned(
+        &self,
+        sources: &[&Buffer],
+        segments: &[u32],
+        width: usize,
+        rows: usize,
+    ) -> Option<Buffer> {
+        let (region, files) = (self.region.as_ref()?, self.region.as_ref()?.files()?);
+        if [sources.len(), segments.len()] != [self.segments.len(); 2] || rows * width < LARGE_BYTES {
+            return None;
+        }
+        let all = sources.iter().enumerate().map(|(source, rows)| self.row_file(files, source, rows));
+        let which = WhichRows::Planned { rows, width, segments: segments.to_vec() };
+        Some(region.refer(FileRows::new(which, all.collect::<Option<_>>()?))?.into())
+    }
+
+    /// A segment's rows in their file, which the reader has or is sent now.
+    fn row_file(&self, files: &LentFiles, source: usize, rows: &Buffer) -> Option<RowFile> {
+        let (verifier, start) = self.segments[source].file_of(rows)?;
+        Some(RowFile { rows: rows.clone(), file: files.lend(verifier)?, start })
     }
 
     /// Whether a message may share a segment's buffers. In memory that is shared with the reader it cannot.

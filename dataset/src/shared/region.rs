@@ -143,9 +143,9 @@ impl SharedRegion {
         Some(self.share(buffer, bytes))
     }
 
-    /// The bytes that a part of a message stands for, if it stands for rows in files.
+    /// The bytes that a part of a message stands for, if it stands for rows in files and tells which.
     pub(super) fn copied_rows(&self, part: &[u8]) -> Option<Vec<u8>> {
-        self.lease(part)?.buffer.rows.as_ref().map(FileRows::copied)
+        self.lease(part)?.buffer.rows.as_ref().and_then(FileRows::copied)
     }
 
     /// Whether `part` lies in the region.

@@ -93,13 +93,20 @@ impl RowRuns {
     pub fn read(width: usize, runs: &[u8], sources: &[usize]) -> Result<Self> {
         let runs: Vec<RowStretch> =
             runs.as_chunks().0.iter().map(|run| RowStretch(u64::from_le_bytes(*run))).collect();
+        let bytes = runs.iter().map(|run| run.rows() * width).sum();
+        let runs = Self { width, runs, bytes };
+        runs.check(sources)?;
+        Ok(runs)
+    }
+
+    /// `Corrupt` if one lies outside of sources of these lengths.
+    pub(super) fn check(&self, sources: &[usize]) -> Result<()> {
         let is_inside = |run: &RowStretch| {
-            let end = (run.first() + run.rows()).checked_mul(width);
+            let end = (run.first() + run.rows()).checked_mul(self.width);
             sources.get(run.source()).zip(end).is_some_and(|(bytes, end)| end <= *bytes)
         };
-        let bytes = runs.iter().map(|run| run.rows() * width).sum();
-        match width > 0 && runs.iter().all(is_inside) {
-            true => Ok(Self { width, runs, bytes }),
+        match self.width > 0 && self.runs.iter().all(is_inside) {
+            true => Ok(()),
             false => Err(Error::corrupt("rows of a message lie outside of their files")),
         }
     }

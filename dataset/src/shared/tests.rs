@@ -1,4 +1,4 @@
-mod files;
+pub(crate) mod files;
 
 use super::channel::{FIRST, Grant, Hello, receive_grant, send_grant};
 use super::*;

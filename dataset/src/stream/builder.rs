@@ -4,9 +4,10 @@ use super::gather::{Pick, gather};
 use super::reading::Reading;
 use super::setup::StreamSetup;
 use super::source::{SegmentSource, StreamBudget, StreamHooks};
+use super::step_range::StepRange;
 use super::wire::Message;
 use crate::off_thread::{blocking, on_disk};
-use crate::packed::{Form, PackedSchema};
+use crate::packed::{Form, PackedSchema, RowLayout};
 use crate::ready::{ReadySegment, drop_aside};
 use crate::segment_batch::SegmentBatch;
 use crate::shared::MessagePool;
@@ -103,7 +104,7 @@ impl MessageRows {
             runs: RowRun::to_wire(&self.runs),
             first_step: self.first_step,
             digest: self.digest.to_bytes().to_vec().into(),
-            hash: 0,
+            ..Default::default()
         };
         Message::new(&batch, meta, pool)
     }
@@ -150,6 +151,41 @@ impl MessageBuilder {
                 self.share = message.body_bytes() as f64 / rows.bytes;
             }
             return self.deliver(message).await;
+        }
+        Err(unsound(&self.reading.manifest))
+    }
+
+    /// Where the rows lie packed, if there are no other columns, and the reader copies rows out of files.
+    pub fn packed_alone(&self) -> Option<&RowLayout> {
+        let PackedSchema { layout, physical, .. } = &*self.reading.packed;
+        let is_alone = self.form == Form::Packed && physical.fields().len() == 1 && self.pool.takes_files();
+        layout.as_ref().filter(|_| is_alone)
+    }
+
+    /// Sends all rows of some steps, whose reader copies them out of files and knows which they are. False if
+    /// some of them lie elsewhere.
+    #[tracing::instrument(level = "trace", skip_all)]
+    pub async fn send_whole(&mut self, steps: &StepRange) -> Result<bool> {
+        let Some(layout) = self.packed_alone().cloned() else { return Ok(false) };
+        for _ in 0..ATTEMPTS {
+            if !self.hold(&steps.segments.iter().copied().collect()).await?.is_empty() {
+                return Ok(false);
+            }
+            let permit = self.hooks.permit(steps.rows * layout.width).await;
+            let (numbers, sources): (Vec<u32>, Vec<ReadySegment>) =
+                self.held.iter().map(|(number, ready)| (*number, ready.clone())).unzip();
+            let (steps, wanted) = (steps.clone(), self.reading.packed.clone());
+            let (layout, pool) = (layout.clone(), self.pool.clone());
+            let make =
+                move |sources: &[ReadySegment]| steps.message(&wanted, &layout, (&numbers, sources), &pool);
+            match made_of(sources, make, self.hooks.stuck()).await? {
+                Some(Some(message)) => {
+                    self.deliver(message.guarded(permit)).await?;
+                    return Ok(true);
+                }
+                Some(None) => return Ok(false),
+                None => self.drop_held(),
+            }
         }
         Err(unsound(&self.reading.manifest))
     }

@@ -3,6 +3,7 @@
 use super::builder::{MESSAGE_ROWS, MessageBuilder, MessageRows};
 use super::read_ahead::ReadAhead;
 use super::walk::PlanWalk;
+use super::whole_steps::WholeSteps;
 use crate::ready::ReadySegment;
 use forebay_proto::Result;
 use forebay_proto::plan::Sample;
@@ -53,8 +54,25 @@ pub(super) async fn follow_plan(walk: PlanWalk, mut builder: MessageBuilder) -> 
     let mut cursor = PlanCursor::new(&walk)?;
     let steps = cursor.steps;
     let mut message = MessageRows::default();
+    let whole = WholeSteps::of(&walk, steps, &builder);
+    // Steps before this one were tried to be sent whole.
+    let mut tried = 0;
     while let Some(step) = cursor.step() {
         let position = steps.position(step);
+        if let Some(range) = whole.as_ref().filter(|_| step >= tried).and_then(|whole| whole.from(step)) {
+            if !message.is_empty() {
+                builder.send(std::mem::take(&mut message)).await?;
+            }
+            builder.hooks.reached(position);
+            if let Some(ahead) = &mut ahead {
+                range.segments.iter().for_each(|segment| ahead.reached(*segment));
+            }
+            tried = step + u64::from(range.count);
+            if builder.send_whole(&range).await? {
+                cursor.step = tried;
+                continue;
+            }
+        }
         if message.is_empty() {
             builder.hooks.reached(position);
         }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod messages;
+mod whole_steps;
 
 use super::*;
 use crate::packed::PackedSchema;
@@ -171,6 +172,7 @@ fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::Pla
         epochs_after: None,
         packed: false,
         row_spans: Vec::new(),
+        knows_rows: false,
     }
 }
 

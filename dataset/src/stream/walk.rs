@@ -32,6 +32,8 @@ pub struct PlanWalk {
     pub epochs_after: Option<u64>,
     /// The form that the reader asked for.
     pub form: Form,
+    /// The reader works out by itself which rows a step holds.
+    pub knows_rows: bool,
 }
 
 impl Orders {
@@ -87,9 +89,10 @@ impl PlanWalk {
         let count = manifest.segments().len() as u32;
         let wanted = Some(&ticket.segments).filter(|bytes| !bytes.is_empty());
         let wanted = wanted.map(|bytes| Arc::new(SegmentSet::from_wire(bytes, count)));
-        let (rank, epochs_after) = (ticket.rank, ticket.epochs_after);
+        let (rank, epochs_after, knows_rows) = (ticket.rank, ticket.epochs_after, ticket.knows_rows);
         let form = if ticket.packed { Form::Packed } else { Form::Columns };
-        let walk = Self { order: orders.of(manifest, key), cut, rank, spans, wanted, epochs_after, form };
+        let order = orders.of(manifest, key);
+        let walk = Self { order, cut, rank, spans, wanted, epochs_after, form, knows_rows };
         walk.steps()?;
         walk.spans.as_deref().map_or(Ok(()), |spans| RowSpan::check(spans, &walk.order))?;
         Ok(walk)
@@ -106,6 +109,16 @@ impl PlanWalk {
     /// Whether rows of a segment are read.
     pub fn wants(&self, segment: u32) -> bool {
         self.wanted.as_ref().is_none_or(|wanted| wanted.contains(segment))
+    }
+
+    /// Whether rows of all segments are read, as far as that is known without a look at each.
+    pub fn wants_all(&self) -> bool {
+        self.wanted.is_none()
+    }
+
+    /// Whether steps are cut by tokens.
+    pub fn has_spans(&self) -> bool {
+        self.spans.is_some()
     }
 
     /// Bytes that a stream takes for the places of one step's rows, and for what it knows of all steps.

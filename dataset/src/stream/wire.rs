@@ -14,7 +14,7 @@ use arrow_ipc::MessageHeader;
 use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, StreamEncoder};
 use bytes::{Bytes, BytesMut};
 use forebay_proto::hash::Hash64;
-use forebay_proto::{Error, Result, RowRun, v1};
+use forebay_proto::{Error, Result, v1};
 use prost::Message as _;
 
 /// Body parts smaller than this are copied together: a frame of their own would cost more.
@@ -37,12 +37,24 @@ pub struct Message {
     pub is_shared: bool,
     /// The segment in whose memory or file parts of the body lie.
     pub lender: Option<ReadySegment>,
+    /// Its rows, where the plan alone says which they are.
+    pub planned: Option<PlannedRows>,
+}
+
+/// Rows of a message of whole steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedRows {
+    /// How many.
+    pub rows: u32,
+    /// Those of which they may be.
+    pub segments: Vec<u32>,
 }
 
 impl Message {
     /// The message that begins every stream.
     pub fn schema(schema: &Schema) -> Self {
-        Self { header: schema_header(schema), meta: None, body: Vec::new(), is_shared: false, lender: None }
+        let header = schema_header(schema);
+        Self { header, meta: None, body: Vec::new(), is_shared: false, lender: None, planned: None }
     }
 
     /// Encodes a batch whose buffers come from `pool`; `meta.hash` is filled in here. `Invalid` if the batch
@@ -68,12 +80,41 @@ impl Message {
         let travels = |part: &&Bytes| !is_shared || !pool.is_shared(part);
         body.iter().filter(travels).for_each(|part| hash.update(part));
         meta.hash = hash.digest();
-        Ok(Self { header, meta: Some(meta), body, is_shared, lender: None })
+        Ok(Self { header, meta: Some(meta), body, is_shared, lender: None, planned: None })
     }
 
-    /// The rows by step and segment.
-    pub fn row_runs(&self) -> impl Iterator<Item = RowRun> + '_ {
-        self.meta.iter().filter_map(|meta| meta.row_runs().ok()).flatten()
+    /// A message whose body stands for rows that the plan says, in the memory that is shared with the reader.
+    /// The padding behind them is left out: nothing of the body travels.
+    pub(super) fn of_planned(
+        batch: &RecordBatch,
+        mut meta: v1::MessageMeta,
+        planned: PlannedRows,
+        pool: &MessagePool,
+    ) -> Result<Self> {
+        let (header, mut body) = encode(batch)?;
+        body.retain(|part| pool.is_shared(part));
+        let mut hash = Hash64::default();
+        hash.update(&header);
+        meta.hash = hash.digest();
+        Ok(Self { header, meta: Some(meta), body, is_shared: true, lender: None, planned: Some(planned) })
+    }
+
+    /// How many rows there are of which segments, in any order. Where the plan alone says that, all segments
+    /// have their share.
+    pub fn segment_rows(&self) -> impl Iterator<Item = (u32, f64)> + '_ {
+        let told = self.meta.iter().filter_map(|meta| meta.row_runs().ok()).flatten();
+        let planned = self.planned.iter().flat_map(|PlannedRows { rows, segments }| {
+            let share = f64::from(*rows) / segments.len() as f64;
+            segments.iter().map(move |segment| (*segment, share))
+        });
+        told.map(|run| (run.segment, f64::from(run.rows))).chain(planned)
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> u64 {
+        let told = self.meta.iter().filter_map(|meta| meta.row_runs().ok()).flatten();
+        let planned = self.planned.as_ref().map_or(0, |planned| planned.rows.into());
+        told.map(|run| u64::from(run.rows)).sum::<u64>() + planned
     }
 
     /// FlightData's `app_metadata`; empty for the schema.
@@ -243,12 +284,12 @@ mod tests {
         .unwrap();
         let (header, body) = encode(&batch).unwrap();
         assert!(body.iter().any(|p| p.as_ptr() == address), "the large buffer is shared");
-        let m = Message { header, meta: None, body, is_shared: false, lender: None };
+        let m = Message { header, body, ..Message::schema(&batch.schema()) };
         assert_eq!(m.to_record_batch(&batch.schema()).unwrap(), batch);
         let empty = batch.slice(5, 0);
         let (header, body) = encode(&empty).unwrap();
         assert_eq!(
-            Message { header, meta: None, body, is_shared: false, lender: None }
+            Message { header, body, ..Message::schema(&batch.schema()) }
                 .to_record_batch(&batch.schema())
                 .unwrap(),
             empty

@@ -76,10 +76,23 @@ impl Sequence {
         }
     }
 
+    /// Segments that are read together: in file order there are no windows, each lies by itself.
+    fn together(&self) -> usize {
+        if self.key.shuffle == Shuffle::None { 1 } else { self.window }
+    }
+
+    /// The segments of the windows in which some positions lie, at least one, all of them of the epoch.
+    pub fn segments_within(&self, positions: Range<u64>) -> impl Iterator<Item = u32> + '_ {
+        let (width, count) = (self.together(), self.sequence.len());
+        let window = |position| self.entry_of(position, 0, count) / width * width;
+        let (first, last) = (window(positions.start), window(positions.end - 1));
+        let segments = &self.sequence[first..(last + width).min(count)];
+        segments.iter().map(|segment| self.first_segment + segment)
+    }
+
     /// Each segment with the positions between which it is read, in the order of `sequence`.
     pub fn spans(&self) -> impl Iterator<Item = (u32, Range<u64>)> + '_ {
-        // In file order there are no windows: each segment lies by itself.
-        let width = if self.key.shuffle == Shuffle::None { 1 } else { self.window };
+        let width = self.together();
         self.sequence.iter().enumerate().map(move |(i, segment)| {
             let first = i / width * width;
             let end = (first + width).min(self.sequence.len());

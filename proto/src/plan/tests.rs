@@ -67,6 +67,17 @@ fn check_spans(o: &Order, all: &[Sample]) {
     }
 }
 
+/// Positions that a seed names are read from the segments whose spans they touch, and no others.
+fn check_segments_within(o: &Order, all: &[Sample], seed: u64) {
+    let from = seed % o.len();
+    let to = from + 1 + (seed >> 32) % (o.len() - from);
+    let within: BTreeSet<u32> = o.segments_within(from..to).unwrap().into_iter().collect();
+    let spans = o.spans().into_iter().filter(|(_, span)| span.start < to && from < span.end);
+    assert_eq!(within, spans.map(|(segment, _)| segment).collect());
+    let samples = &all[from as usize..to as usize];
+    assert!(samples.iter().all(|sample| within.contains(&sample.segment)), "positions {from} to {to}");
+}
+
 proptest! {
     #[test]
     fn follows_the_reference(
@@ -76,6 +87,7 @@ proptest! {
         let want = reference(&rows, o.key());
         prop_assert_eq!(&all(&o), &want);
         check_spans(&o, &want);
+        check_segments_within(&o, &want, seed);
         let set: BTreeSet<_> = want.iter().collect();
         prop_assert_eq!(set.len() as u64, rows.iter().sum::<u64>(), "each epoch is a permutation");
         for p in [0, o.len() / 2, o.len() - 1] {

@@ -3,6 +3,7 @@
 //! in [`containers`].
 
 mod containers;
+mod numbers;
 
 use crate::commands::{cached, counter, digest, digests, direct, epoch, json, metric, until};
 use crate::fixtures;
@@ -228,18 +229,23 @@ fn files_that_are_changed_under_their_readers_are_found_out() {
     let s3 = S3Server::start();
     mnist::upload(&s3).expect("read MNIST");
     let uri = s3.uri("mnist/test/");
-    let options = ServerOptions::for_s3(&s3).allow_log("a segment file is damaged");
+    change_files_under_readers(&s3, &uri, "lent_bytes_total");
+}
+
+/// Segment files are cut and written to while epochs are read; the bytes of this metric come out of them.
+fn change_files_under_readers(s3: &S3Server, uri: &str, out_of_files: &str) {
+    let options = ServerOptions::for_s3(s3).allow_log("a segment file is damaged");
     let server = options.allow_log("damaged again and again").start();
-    let line = ["epoch", &uri, "--verify", "--shuffle", "window(4)", "--segment-bytes", "1MiB"];
+    let line = ["epoch", uri, "--verify", "--shuffle", "window(4)", "--segment-bytes", "1MiB"];
     let line = [&line[..], &["--epochs", "40"]].concat();
     let wanted = json(cached(&server, &[&line[..], &["--same-host", "off"]].concat()));
-    let first = json(direct(&s3, &line[..line.len() - 2]));
+    let first = json(direct(s3, &line[..line.len() - 2]));
     assert_eq!(epoch(&first, 0, "content_digest"), epoch(&wanted, 0, "content_digest"));
     let run = cached(&server, &line).arg("--json").start();
     let segments = server.folder.join("cache/v1/segments");
     for number in 0..12 {
-        let before = metric(&server, "lent_bytes_total");
-        until("rows out of files", || metric(&server, "lent_bytes_total") > before + 5_000_000);
+        let before = metric(&server, out_of_files);
+        until("rows out of files", || metric(&server, out_of_files) > before + 5_000_000);
         for (at, path) in files(&segments).into_iter().enumerate().filter(|(at, _)| at % 3 == number % 3) {
             // The node may have removed it.
             let Ok(file) = std::fs::File::options().read(true).write(true).open(path) else { continue };

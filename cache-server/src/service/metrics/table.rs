@@ -123,6 +123,7 @@ pub const METRICS: &[Metric] = &[
     counter("served_bytes", |n| get(&n.events.bytes_served)).in_status(Counters(|c| &mut c.bytes_served)),
     counter("shared_bytes", |n| get(&n.events.bytes_shared)).in_status(Counters(|c| &mut c.shared_bytes)),
     counter("lent_bytes", |n| get(&n.events.bytes_lent)),
+    counter("planned_bytes", |n| get(&n.events.bytes_planned)),
     counter("shared_readers", |n| get(&n.shared.streams)),
     counter("shared_refused", |n| get(&n.shared.refused)),
     counter("streams", |n| get(&n.events.streams)).in_status(Counters(|c| &mut c.streams)),

@@ -68,7 +68,7 @@ impl InFile {
         send_note(&node, &note, Some(self.file.as_fd())).unwrap();
         let count = self.body.len() / self.width;
         let files = vec![v1::FileStart { number: 0, start: 0 }];
-        let rows = v1::FileRows { width: self.width as u32, runs: 1, files };
+        let rows = v1::FileRows { width: self.width as u32, runs: 1, files, segments: Vec::new() };
         // One run: all rows of source 0.
         let run = (count as u64) << 32;
         FileMaps::default().rows(&reader, &rows, &run.to_le_bytes()).unwrap()

@@ -1,5 +1,6 @@
 //! The messages of one stream: decoded as they come, checked against the plan, committed when they are whole.
 
+use super::steps_message::StepsMessage;
 use crate::loader::decoder::{MessageDecoder, is_schema};
 use crate::loader::position::{Advance, Committed, IfFull, Position, Scope, StepRun};
 use crate::routing::policy::Failure;
@@ -13,7 +14,13 @@ pub(super) struct Receiver {
     /// The step at which the stream was asked to begin.
     start: u64,
     position: Position,
-    message: Option<PartialMessage>,
+    message: Option<Arriving>,
+}
+
+/// A message that arrives.
+enum Arriving {
+    Rows(Box<PartialMessage>),
+    Steps(StepsMessage),
 }
 
 /// A message whose body is arriving.
@@ -42,29 +49,31 @@ impl Receiver {
         scope: Scope<'_>,
         committed: &mut Committed,
     ) -> Result<bool, Failure> {
-        match event {
-            StreamEvent::Head(head) => self.message = self.begin(&head, scope, *committed).await?,
-            StreamEvent::Body(bytes) => {
-                if let Some(message) = &mut self.message {
-                    message.decoder.push(&bytes);
-                }
+        match (event, &mut self.message) {
+            (StreamEvent::Head(head), _) => self.message = self.begin(&head, scope, *committed).await?,
+            (StreamEvent::Body(bytes), Some(Arriving::Rows(message))) => message.decoder.push(&bytes),
+            (StreamEvent::Shared(bytes), Some(Arriving::Rows(message))) => {
+                message.decoder.push_shared(&bytes);
             }
-            StreamEvent::Shared(bytes) => {
-                if let Some(message) = &mut self.message {
-                    message.decoder.push_shared(&bytes);
-                }
+            (StreamEvent::Rows(rows), Some(Arriving::Rows(message))) => {
+                message.decoder.push_rows(rows, scope.buffer.schema());
             }
-            StreamEvent::Rows(rows) => {
-                if let Some(message) = &mut self.message {
-                    message.decoder.push_rows(rows, scope.buffer.schema());
-                }
+            (StreamEvent::Segments(segments), Some(Arriving::Steps(message))) => {
+                message.bring(&segments, &mut self.position, scope, committed).await?;
             }
-            StreamEvent::End => {
-                if let Some(message) = self.message.take() {
-                    self.end(message, scope, committed).await?;
+            (StreamEvent::End, _) => match self.message.take() {
+                Some(Arriving::Rows(message)) => {
+                    self.end(*message, scope, committed).await?;
                     return Ok(true);
                 }
-            }
+                Some(Arriving::Steps(message)) => {
+                    message.end()?;
+                    return Ok(true);
+                }
+                None => {}
+            },
+            // The message lacks something when it ends.
+            _ => {}
         }
         Ok(false)
     }
@@ -80,7 +89,7 @@ impl Receiver {
         head: &Head,
         scope: Scope<'_>,
         committed: Committed,
-    ) -> Result<Option<PartialMessage>, Failure> {
+    ) -> Result<Option<Arriving>, Failure> {
         let schema = scope.buffer.message_schema();
         if is_schema(&head.header, schema).map_err(Failure::damaged)? {
             return Ok(None);
@@ -89,6 +98,10 @@ impl Receiver {
             Failure::damaged(Error::corrupt(format!("a message's metadata cannot be read: {e}")))
         })?;
         let mut decoder = MessageDecoder::new(head, schema).map_err(Failure::damaged)?;
+        if meta.whole_steps > 0 {
+            let message = StepsMessage::new(head, &meta, (self.start, decoder.rows()), scope);
+            return Ok(Some(Arriving::Steps(message.map_err(Failure::damaged)?)));
+        }
         let runs = step_runs(&meta, self.start, decoder.rows()).map_err(Failure::damaged)?;
         let (mut all, mut after, mut row) = (Advance::default(), self.position.clone(), 0);
         let mut if_full = IfFull::Wait;
@@ -97,14 +110,16 @@ impl Receiver {
                 Some(next) => all.append(next),
                 None => {
                     decoder.hold(scope.buffer.pool());
-                    return Ok(Some(PartialMessage { decoder, runs, meta, placed: None }));
+                    let message = PartialMessage { decoder, runs, meta, placed: None };
+                    return Ok(Some(Arriving::Rows(Box::new(message))));
                 }
             }
             row += run.rows;
             if_full = IfFull::Return;
         }
         decoder.scatter(&all.copies, scope.buffer.pool());
-        Ok(Some(PartialMessage { decoder, runs, meta, placed: Some((all, after)) }))
+        let placed = Some((all, after));
+        Ok(Some(Arriving::Rows(Box::new(PartialMessage { decoder, runs, meta, placed }))))
     }
 
     /// A message is complete: commits its rows.

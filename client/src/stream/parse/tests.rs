@@ -40,7 +40,9 @@ fn parse<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<(Vec<Parts>, bool
                     assert!(!bytes.is_empty());
                     open.as_mut().unwrap().1.extend_from_slice(&bytes);
                 }
-                StreamEvent::Shared(_) | StreamEvent::Rows(_) => panic!("the parser has no shared memory"),
+                StreamEvent::Shared(_) | StreamEvent::Rows(_) | StreamEvent::Segments(_) => {
+                    panic!("the parser has no shared memory")
+                }
                 StreamEvent::End => {
                     let (head, body) = open.take().unwrap();
                     assert_eq!(head.body_bytes, body.len());

@@ -5,6 +5,7 @@ use crate::ready::{OpenedFile, ReadySegment, Verifier};
 use crate::segment_batch::SegmentBatch;
 use arrow::array::{Array as _, ArrayRef, AsArray as _, BinaryArray, FixedSizeBinaryArray, RecordBatch};
 use arrow::buffer::Buffer;
+use forebay_proto::v1;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt;
@@ -18,15 +19,19 @@ const WIDTH: usize = 200;
 
 /// A file as a disk cache has it: its rows are "mapped" in `rows`.
 #[derive(Debug)]
-struct OnDisk {
+pub(crate) struct OnDisk {
     file: tempfile::NamedTempFile,
-    rows: Buffer,
+    pub rows: Buffer,
     opened: AtomicUsize,
 }
 
 impl OnDisk {
     fn new(number: usize, rows: usize) -> Arc<Self> {
-        let rows: Vec<u8> = (0..rows * WIDTH).map(|i| (i / WIDTH * 7 + i % WIDTH + number) as u8).collect();
+        Self::holding((0..rows * WIDTH).map(|i| (i / WIDTH * 7 + i % WIDTH + number) as u8).collect())
+    }
+
+    /// A file of these rows.
+    pub(crate) fn holding(rows: Vec<u8>) -> Arc<Self> {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&[0xee; HEAD]).unwrap();
         file.write_all(&rows).unwrap();
@@ -145,6 +150,35 @@ fn the_reader_copies_the_rows_that_the_node_names() {
     assert!(copied(&rows) == wanted(&files, &runs) && rows.is_sound());
     std::os::unix::fs::FileExt::write_at(files[2].file.as_file(), b"x", 500).unwrap();
     assert!(!rows.is_sound());
+}
+
+#[test]
+fn the_reader_takes_rows_that_the_plan_says_out_of_segments() {
+    let both = Both::new(4 << 20);
+    let files: Vec<Arc<OnDisk>> = (0..2).map(|number| OnDisk::new(number, 1000)).collect();
+    let segments: Vec<ReadySegment> = files.iter().map(OnDisk::segment).collect();
+    let sources: Vec<&Buffer> = files.iter().map(|file| &file.rows).collect();
+    let pool = both.pool.over(&segments);
+    let refer = |numbers: &[u32], rows| pool.refer_planned(&sources, numbers, WIDTH, rows);
+    assert!(refer(&[7, 3], 10).is_none(), "a few bytes");
+    assert!(refer(&[7], 900).is_none() && both.pool.refer_planned(&sources, &[7, 3], WIDTH, 900).is_none());
+    let part = Bytes::from_owner(Owned(refer(&[7, 3], 900).unwrap()));
+    assert!(part.len() == 900 * WIDTH && both.region.copied_rows(&part).is_none());
+    let told = both.region.lease(&part).unwrap().file_rows().unwrap();
+    assert_eq!((told.runs, &told.segments[..], told.files.len()), (0, &[7, 3][..], 2));
+    let segments = both.files.segments(&both.socket, &told).unwrap();
+    assert_eq!((segments.width(), segments.source(3), segments.source(5)), (WIDTH, Some(1), None));
+    let mut runs = RowRuns::new(WIDTH, 2);
+    assert!(runs.push(1, 990, 10) && runs.push(0, 5, 1));
+    let rows = segments.rows(runs.clone()).unwrap();
+    let files: Vec<&Arc<OnDisk>> = files.iter().collect();
+    assert!(copied(&rows) == wanted(&files, &[(1, 990, 10), (0, 5, 1)]) && segments.is_sound());
+    assert!(runs.push(1, 1000, 1));
+    assert_eq!(segments.rows(runs).unwrap_err().kind, forebay_proto::Kind::Retry, "behind the file's end");
+    std::os::unix::fs::FileExt::write_at(files[0].file.as_file(), b"x", 500).unwrap();
+    assert!(!segments.is_sound());
+    let short = v1::FileRows { segments: vec![7], ..told };
+    assert_eq!(both.files.segments(&both.socket, &short).unwrap_err().kind, forebay_proto::Kind::Retry);
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl World {
         let mut answer = BatchStream::plan(setup, walk);
         let mut rows = 0;
         while let Some(message) = answer.messages.recv().await {
-            rows += message.unwrap().row_runs().map(|run| u64::from(run.rows)).sum::<u64>();
+            rows += message.unwrap().rows();
         }
         rows
     }
