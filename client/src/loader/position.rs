@@ -7,6 +7,7 @@ use super::sampler::Epoch;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::plan::steps::Run;
 use forebay_proto::{Error, Result, SegmentSet};
+use std::fmt;
 use std::sync::Arc;
 
 /// How far a stream's rows have been committed: all before this step, and those that lie before this row of
@@ -24,6 +25,10 @@ pub(crate) struct StepRun {
     pub segment: u32,
     pub rows: u32,
 }
+
+/// All rows of a step, which a message says it brings.
+#[derive(Debug, Clone, Copy)]
+struct AllRows(u64);
 
 /// A stream's place in the plan: the row that it must bring next.
 #[derive(Debug, Clone)]
@@ -86,7 +91,7 @@ impl Position {
         committed: Committed,
         if_full: IfFull,
     ) -> Result<Option<Advance>> {
-        let Some(builder) = self.go_to(run, scope, if_full).await? else { return Ok(None) };
+        let Some(builder) = self.go_to(run.step, run, scope, if_full).await? else { return Ok(None) };
         let mut advance = Advance::default();
         let mut left = run.rows;
         while left > 0 {
@@ -113,8 +118,7 @@ impl Position {
         committed: Committed,
         if_full: IfFull,
     ) -> Result<Option<Advance>> {
-        let whole = StepRun { step, segment: 0, rows: scope.epoch.rows(step)? as u32 };
-        let Some(builder) = self.go_to(whole, scope, if_full).await? else { return Ok(None) };
+        let Some(builder) = self.go_to(step, AllRows(step), scope, if_full).await? else { return Ok(None) };
         let mut advance = Advance::default();
         while let Some(piece) = self.next_piece(scope.segments) {
             let (rows, row) = (piece.rows - self.taken, piece.first + self.taken);
@@ -123,35 +127,36 @@ impl Position {
         Ok(Some(advance))
     }
 
-    /// Moves to the step of a run, and returns its batch; as [`Self::pass`].
+    /// Moves to a step of which a message brings `what`, and returns its batch; as [`Self::pass`].
     async fn go_to(
         &mut self,
-        run: StepRun,
+        step: u64,
+        what: impl fmt::Display + Copy,
         scope: &Scope<'_>,
         if_full: IfFull,
     ) -> Result<Option<Arc<BatchBuilder>>> {
-        if run.step >= scope.epoch.count {
-            return Err(self.unexpected(run, scope, "the epoch is over"));
+        if step >= scope.epoch.count {
+            return Err(self.unexpected(what, scope, "the epoch is over"));
         }
-        while self.step < run.step {
+        while self.step < step {
             if !self.load(scope, if_full).await? {
                 return Ok(None);
             }
             if let Some(piece) = self.next_piece(scope.segments) {
                 let want = format_args!("segment {} of step {}", piece.segment, self.step);
-                return Err(self.unexpected(run, scope, want));
+                return Err(self.unexpected(what, scope, want));
             }
             *self = Self::at(self.step + 1);
         }
-        if self.step > run.step {
-            return Err(self.unexpected(run, scope, format_args!("step {} or later", self.step)));
+        if self.step > step {
+            return Err(self.unexpected(what, scope, format_args!("step {} or later", self.step)));
         }
         if !self.load(scope, if_full).await? {
             return Ok(None);
         }
         match self.builder.clone() {
             Some(builder) => Ok(Some(builder)),
-            None => Err(self.unexpected(run, scope, "a later step")),
+            None => Err(self.unexpected(what, scope, "a later step")),
         }
     }
 
@@ -225,14 +230,21 @@ impl Position {
         }
     }
 
-    fn unexpected(&self, run: StepRun, scope: &Scope<'_>, want: impl std::fmt::Display) -> Error {
-        Error::corrupt(format!(
-            "a message of epoch {} brings {} rows of segment {} for step {}, the plan has {want} next",
-            scope.epoch.number(),
-            run.rows,
-            run.segment,
-            run.step
-        ))
+    fn unexpected(&self, what: impl fmt::Display, scope: &Scope<'_>, want: impl fmt::Display) -> Error {
+        let epoch = scope.epoch.number();
+        Error::corrupt(format!("a message of epoch {epoch} brings {what}, the plan has {want} next"))
+    }
+}
+
+impl fmt::Display for StepRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows of segment {} for step {}", self.rows, self.segment, self.step)
+    }
+}
+
+impl fmt::Display for AllRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "all rows of step {}", self.0)
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) struct StepRange {
     pub first: u64,
     pub count: u32,
     pub rows: usize,
-    /// The segments of which these rows are.
+    /// The segments of which these rows may be.
     pub segments: Vec<u32>,
 }
 

@@ -8,7 +8,7 @@ use super::walk::PlanWalk;
 use crate::pool::LARGE_BYTES;
 use forebay_proto::plan::steps::Steps;
 
-/// Segments that such a message may name: more would be looked at than rows are copied.
+/// Segments that such a message may name at most: four windows of 16.
 const SEGMENTS_MAX: usize = 64;
 
 /// Where a stream may have such messages.
@@ -22,7 +22,7 @@ pub(super) struct WholeSteps<'a> {
 }
 
 impl<'a> WholeSteps<'a> {
-    /// `None` for readers and tables to whose messages more belongs.
+    /// `None` where the reader or the table needs more in its messages.
     pub fn of(walk: &'a PlanWalk, steps: Steps<'a>, builder: &MessageBuilder) -> Option<Self> {
         let layout = builder.packed_alone()?;
         let may = walk.knows_rows && walk.wants_all() && !walk.has_spans();

@@ -21,6 +21,9 @@ use tokio::task::spawn_blocking;
 /// Of steps with at least this number of bytes another thread copies some of the batches.
 const ASIDE_BYTES: usize = 512 << 10;
 
+/// More steps than a node puts into a message: each has a row, and a message at most as many.
+const STEPS_MAX: u32 = 64 << 10;
+
 /// Such a message.
 pub(super) struct StepsMessage {
     /// Its next step.
@@ -63,8 +66,8 @@ impl StepsMessage {
         let step = start.checked_add(meta.first_step);
         let step = step.filter(|step| *step < scope.epoch.count).ok_or_else(|| bad("the epoch is over"))?;
         let end = step + u64::from(meta.whole_steps);
-        if end > scope.epoch.count {
-            return Err(bad("the epoch has fewer steps"));
+        if meta.whole_steps > STEPS_MAX || end > scope.epoch.count {
+            return Err(bad("the epoch, or any message, has fewer steps"));
         }
         let planned = (step..end).map(|step| scope.epoch.rows(step)).sum::<Result<u64>>()?;
         let per_step = (planned / u64::from(meta.whole_steps)) as usize;

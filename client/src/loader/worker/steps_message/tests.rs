@@ -203,10 +203,11 @@ async fn messages_that_make_no_sense_bring_nothing() {
         meta: v1::MessageMeta { whole_steps: 2, ..Default::default() }.encode_to_vec().into(),
         ..whole()
     };
-    let cases: [(&str, Vec<StreamEvent>, Kind); 7] = [
+    let cases: [(&str, Vec<StreamEvent>, Kind); 8] = [
         ("does not match its hash", vec![StreamEvent::Head(damaged)], Kind::Corrupt),
         ("its steps 500", vec![StreamEvent::Head(stage.head(0, 2, 2 * BATCH - 1))], Kind::Corrupt),
         ("fewer steps", vec![StreamEvent::Head(stage.head(steps - 1, 2, 2 * BATCH))], Kind::Corrupt),
+        ("fewer steps", vec![StreamEvent::Head(stage.head(0, u32::MAX, BATCH))], Kind::Corrupt),
         ("the epoch is over", vec![StreamEvent::Head(stage.head(steps, 1, BATCH))], Kind::Corrupt),
         ("ended before its rows came", vec![StreamEvent::Head(whole()), StreamEvent::End], Kind::Corrupt),
         ("the file of segment 1", vec![StreamEvent::Head(whole()), segments(&[0])], Kind::Retry),
