@@ -109,13 +109,38 @@ pub fn stale() -> Vec<String> {
         if LOST.contains(&commit.as_str()) {
             return Some(format!("{section}, {commit}: lost"));
         }
+        let changed = changed_code(&commit, &code(&section)?);
+        if changed.is_empty() {
+            return None;
+        }
         let range = format!("{commit}..HEAD");
-        let changes = git(&[&["rev-list", "--count", &range, "--"], &code(&section)?[..]].concat());
+        let paths: Vec<&str> = changed.iter().map(String::as_str).collect();
+        let changes = git(&[&["rev-list", "--count", &range, "--"], &paths[..]].concat());
         let changes = String::from_utf8_lossy(&changes.stdout).trim().to_owned();
-        (changes != "0")
-            .then(|| format!("{section}, {commit}: {changes} later commits change what it measures, or how"))
+        Some(format!("{section}, {commit}: {changes} later commits change what it measures, or how"))
     };
     tables(&text).into_iter().filter_map(age).collect()
+}
+
+/// The files of `code` that a commit had otherwise. Unit tests do not count: no figure depends on them.
+fn changed_code(commit: &str, code: &[&str]) -> Vec<String> {
+    let range = format!("{commit}..HEAD");
+    let names = git(&[&["diff", "--no-renames", "--name-only", &range, "--"], code].concat());
+    let is_changed = |path: &&str| without_tests(commit, path) != without_tests("HEAD", path);
+    String::from_utf8_lossy(&names.stdout).lines().filter(is_changed).map(str::to_owned).collect()
+}
+
+/// A file as a commit has it, without the unit tests at its end; none of one that is not there, or has
+/// only tests.
+fn without_tests(commit: &str, path: &str) -> Option<String> {
+    let is_of_tests = |part| matches!(part, "tests" | "tests.rs");
+    if !path.starts_with("tests/") && path.split('/').any(is_of_tests) {
+        return None;
+    }
+    let file = git(&["show", &format!("{commit}:{path}")]);
+    let text = String::from_utf8_lossy(&file.stdout);
+    let code = text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    file.status.success().then(|| code.to_owned())
 }
 
 /// What the figures of a section depend on; none of a section that is not known.
@@ -282,6 +307,18 @@ fn a_table_is_as_old_as_what_measures_it() {
     let depends = |section| code(section).is_some_and(|code| code.contains(&HARNESS));
     assert!(depends("make bench-cluster") && depends("make bench-store"));
     assert!(!depends("make parity") && !depends("no such section"));
+}
+
+#[test]
+fn unit_tests_make_no_table_old() {
+    if !has_history() {
+        return;
+    }
+    let ring = without_tests("HEAD", "proto/src/ring.rs").expect("it is there");
+    assert!(ring.contains("impl<'a> Ring<'a>") && !ring.contains("#[test]"));
+    assert_eq!(without_tests("HEAD", "proto/src/plan/tests.rs"), None);
+    assert_eq!(without_tests("HEAD", "proto/src/no_such_file.rs"), None);
+    assert!(without_tests("HEAD", "tests/tests/tidy/figures.rs").is_some());
 }
 
 #[test]
