@@ -56,9 +56,9 @@ check_examples() {
     run_example 1 train.py "$data" train.ckpt 3
     run_example 1 data_parallel.py "$data" data_parallel.ckpt 3
     run_example 2 ddp.py "$data" ddp.ckpt 3
-    run_example 2 mesh.py "$data" 2 3
-    run_example 2 context.py "$data" 2 3
-    run_example 2 pipeline.py "$data"
+    run_example 2 mesh.py "$data" 2 mesh.ckpt 3
+    run_example 2 context.py "$data" 2 context.ckpt 3
+    run_example 2 pipeline.py "$data" pipeline.ckpt
     run_example 2 distributed_sampler.py "$data" distributed_sampler.ckpt 3
     for way in here workers sampler; do run_example 1 stateful_dataloader.py "$data" "$way.ckpt" "$way"; done
     run_example 1 torchdata_nodes.py "$data" torchdata_nodes.ckpt 3

@@ -1,11 +1,13 @@
 """A network in two stages, each on a rank of its own, by `torch.distributed.pipelining`.
 
-    torchrun --nproc-per-node 2 pipeline.py URI
+    torchrun --nproc-per-node 2 pipeline.py URI CHECKPOINT [STEPS]
 
 Both ranks read the same batches: the first stage takes the images, the last one the labels. With one rank, the whole network
-is there: the losses are the same.
+is there: the losses are the same. With STEPS it stops at that step of the epoch; started again, on one rank or two, it goes
+on with the very next batch.
 """
 
+import os
 import sys
 
 import torch
@@ -21,7 +23,7 @@ def loss_of(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(scores, labels)
 
 
-def main(uri: str) -> None:
+def main(uri: str, checkpoint: str, steps: int | None) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -39,8 +41,18 @@ def main(uri: str) -> None:
 
     # All stages of one pipeline are one reader.
     loader = forebay.torch.Loader(uri, global_batch=BATCH, seed=1, columns=["image", "label"], rank=0, world=1)
+    # Of all losses so far, on the last rank.
     total = torch.zeros(())
-    for batch in loader:
+    if os.path.exists(checkpoint):
+        saved = torch.load(checkpoint, weights_only=True)
+        for stage, state in zip(stages, saved["stages"], strict=True):
+            stage.load_state_dict(state)
+        loader.load_state_dict(saved["data"])
+        total = saved["total"]
+
+    count = len(loader) if steps is None else steps
+    done = len(loader) - loader.steps_left if loader.epoch == 0 else len(loader)
+    for _, batch in zip(range(done, count), loader, strict=False):
         optimizer.zero_grad()
         images, labels = batch["image"].float() / 255, batch["label"]
         losses: list[torch.Tensor] = []
@@ -57,13 +69,17 @@ def main(uri: str) -> None:
         if losses:
             total += torch.stack([loss.detach() for loss in losses]).mean()
 
-    if rank == ranks - 1:
-        total = total / len(loader)
     dist.broadcast(total, src=ranks - 1)
+    states: list[list[dict[str, torch.Tensor]]] = [[] for _ in range(ranks)]
+    dist.all_gather_object(states, [stage.state_dict() for stage in (stages if ranks == 1 else [own])])
     if rank == 0:
-        print(f"{len(loader)} steps, loss {total:.6f}")
+        # The optimizer has no state.
+        state = {"stages": sum(states, []), "data": loader.state_dict(), "total": total}
+        torch.save(state, checkpoint + ".partial")
+        os.replace(checkpoint + ".partial", checkpoint)
+        print(f"{count} steps, loss {total / count:.6f}")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None)

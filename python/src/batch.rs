@@ -25,11 +25,13 @@ pub(crate) struct RecordBatch {
 
 #[pymethods]
 impl RecordBatch {
+    /// The names and types of its columns.
     #[getter]
     fn schema(&self) -> Schema {
         Schema(self.batch.schema())
     }
 
+    /// How many rows each of its columns has.
     #[getter]
     fn num_rows(&self) -> usize {
         self.batch.num_rows()
@@ -39,10 +41,12 @@ impl RecordBatch {
         self.batch.num_rows()
     }
 
+    /// The names of its columns, in their order.
     fn keys(&self) -> Vec<String> {
         self.schema().0.fields().iter().map(|field| field.name().clone()).collect()
     }
 
+    /// The column of this name. Raises `NotFoundError`, which names those that there are.
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Column> {
         let missing = || {
             let names = self.keys().join(", ");
@@ -100,12 +104,16 @@ impl RecordBatch {
 /// One rank's rows of a step.
 #[pyclass(frozen, extends = RecordBatch, module = "forebay")]
 pub(crate) struct Batch {
+    /// The epoch that it belongs to, from 0.
     #[pyo3(get)]
     epoch: u64,
+    /// The step, counted from the epoch's beginning.
     #[pyo3(get)]
     step: u64,
+    /// Samples of the epoch that all ranks have read once this step is over.
     #[pyo3(get)]
     samples_done: u64,
+    /// Rows without padding.
     #[pyo3(get)]
     real_rows: usize,
     digest: forebay_proto::digest::OrderDigest,
@@ -136,6 +144,7 @@ impl Batch {
 
 #[pymethods]
 impl Batch {
+    /// The order digest of its rows, 32 hexadecimal digits: docs/order.md defines it.
     #[getter]
     fn digest(&self) -> String {
         self.digest.to_string()
@@ -147,11 +156,13 @@ impl Batch {
         ids.iter().take(limit).copied().collect()
     }
 
+    /// The number of each row's sample in the dataset, int64 `[rows]`.
     #[getter]
     fn sample_ids(&self) -> Column {
         Column { name: "sample_ids".to_owned(), array: self.sample_ids.clone(), is_own: false }
     }
 
+    /// Bool `[rows]`, False for rows that are padding; None in a batch without any.
     #[getter]
     fn mask(&self) -> Option<Column> {
         let column =

@@ -41,16 +41,19 @@ impl Column {
 
 #[pymethods]
 impl Column {
+    /// Its name in the schema; of a part of a column also what it is a part of, as in `place.north`.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
+    /// Its Arrow type, as text.
     #[getter]
     fn r#type(&self) -> String {
         self.array.data_type().to_string()
     }
 
+    /// How many rows are null. Nulls within lists or structs do not count.
     #[getter]
     fn null_count(&self) -> usize {
         self.array.null_count()
@@ -73,7 +76,7 @@ impl Column {
         }
     }
 
-    /// Which rows are not null.
+    /// Which rows are not null, bool `[rows]`.
     fn valid(&self) -> Column {
         let all = || BooleanArray::from(vec![true; self.array.len()]);
         let valid =
@@ -82,7 +85,8 @@ impl Column {
     }
 
     /// Of a column of lists, strings or binaries, all items or bytes one after the other, and where each
-    /// row's begin: one offset more than rows. Bytes share the column's memory.
+    /// row's begin: int64 `[rows + 1]`. Bytes share the column's memory. Raises `InvalidError` for other
+    /// types.
     fn items(&self, py: Python<'_>) -> PyResult<(Column, Column)> {
         let array = self.array.as_ref();
         let (items, offsets) = match array.data_type() {
@@ -98,7 +102,8 @@ impl Column {
         Ok((Column { is_own, ..self.part("item", items) }, self.part("offsets", offsets)))
     }
 
-    /// Of a struct column, its fields. Where the struct is null its fields are null too.
+    /// Of a struct column, its fields. Where the struct is null its fields are null too. Raises
+    /// `InvalidError` for other types.
     fn fields(&self, py: Python<'_>) -> PyResult<Vec<(String, Column)>> {
         let fields = self.array.as_struct_opt().ok_or_else(|| self.unfit(py, "has no fields"))?;
         let part = |(name, array): (&str, &ArrayRef)| {
@@ -108,7 +113,8 @@ impl Column {
         fields.column_names().into_iter().zip(fields.columns()).map(part).collect()
     }
 
-    /// Of a column of strings or binaries, its values; None where a row is null.
+    /// Of a column of strings or binaries, its values, each a copy; None where a row is null. Raises
+    /// `InvalidError` for other types.
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let array = &self.array;
         let text = |value: Option<&str>| value.map(|value| PyString::new(py, value));
@@ -131,7 +137,7 @@ impl Column {
     }
 
     /// The memory as a tensor on the CPU; a copy of it unless it belongs to this column alone. Values of null
-    /// rows are arbitrary.
+    /// rows are arbitrary. Raises `BufferError` for a type or a device that has no such form.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,

@@ -40,6 +40,7 @@ impl RecordBatchReader {
 
 #[pymethods]
 impl RecordBatchReader {
+    /// The schema of every batch.
     #[getter]
     fn schema(&self) -> Schema {
         Schema(self.schema.clone())
@@ -49,6 +50,7 @@ impl RecordBatchReader {
         this
     }
 
+    /// The next rows. Raises `ClosedError` after `close`, or while another thread reads.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
         let mut rows = self.take(py)?;
         let next = wait(py, rows.try_next())?;
@@ -59,7 +61,7 @@ impl RecordBatchReader {
         Ok(next.map(|batch| RecordBatch { batch, is_own: false }))
     }
 
-    /// Ends the reading.
+    /// Ends the reading: nothing more is fetched.
     fn close(&self, py: Python<'_>) {
         self.take(py).ok();
     }

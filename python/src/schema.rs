@@ -11,11 +11,13 @@ pub(crate) struct Schema(pub SchemaRef);
 
 #[pymethods]
 impl Schema {
+    /// The names of the columns, in their order.
     #[getter]
     fn names(&self) -> Vec<String> {
         self.0.fields().iter().map(|field| field.name().clone()).collect()
     }
 
+    /// Their Arrow types, as text, in the same order.
     #[getter]
     fn types(&self) -> Vec<String> {
         self.0.fields().iter().map(|field| field.data_type().to_string()).collect()

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Cluster, needs
+from conftest import BIN, Cluster, needs
 from test_loader import Hold
+from test_versions import connect
 
 import forebay
 
@@ -113,6 +118,39 @@ def wrong_state(cluster: Cluster) -> None:
         loader.load_state_dict({**loader.state_dict(), "state": "no digits"})
 
 
+def state_of_another(cluster: Cluster) -> None:
+    with forebay.Loader(cluster.dataset("other"), batch_size=48) as loader:
+        state = loader.state_dict()
+    with forebay.Loader(cluster.dataset(), batch_size=48) as loader:
+        next(iter(loader))
+        loader.load_state_dict(state)
+
+
+def later_state(cluster: Cluster) -> None:
+    with forebay.Loader(cluster.dataset(), batch_size=48) as loader:
+        next(iter(loader))
+        loader.load_state_dict({**loader.state_dict(), "forebay": 2})
+
+
+def pickled_by_another_version(cluster: Cluster) -> None:
+    function, (uri, options, version, _) = cluster.dataset().__reduce__()
+    function(uri, options, version, "9.9.9")
+
+
+def later_node(cluster: Cluster) -> None:
+    node = cluster.endpoint.split(",")[0]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=connect, args=[listener, node, "node"], daemon=True).start()
+        forebay.dataset(cluster.uri(), endpoint=f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+def no_right_to_start_a_node() -> None:
+    with tempfile.TemporaryDirectory(prefix="forebay-") as root:
+        places = {"FOREBAY_RUNTIME_DIR": f"{root}/run", "FOREBAY_SERVER": str(BIN / "forebay-server")}
+        with mock.patch.dict(os.environ, places):
+            forebay.local_node(cache_dir="/dev/null/cache")
+
+
 def closed(cluster: Cluster) -> None:
     loader = forebay.torch.Loader(cluster.dataset(), batch_size=48, columns=["id"], transform=len)
     batches = iter(loader)
@@ -147,6 +185,11 @@ BAD: dict[str, tuple[type[BaseException], Callable[[Cluster, forebay.Dataset], o
     "lists without a rule": (forebay.InvalidError, lambda cluster, odd: epoch(cluster, columns=["tags"])),
     "a transform that raises": (ZeroDivisionError, lambda cluster, odd: epoch(cluster, columns=["id"], transform=raising)),
     "a state that is none": (forebay.CorruptError, lambda cluster, odd: wrong_state(cluster)),
+    "a state of another dataset": (forebay.ChangedError, lambda cluster, odd: state_of_another(cluster)),
+    "a state of a later version": (forebay.InvalidError, lambda cluster, odd: later_state(cluster)),
+    "a dataset that another version pickled": (forebay.InvalidError, lambda cluster, odd: pickled_by_another_version(cluster)),
+    "a node of a later version": (forebay.InvalidError, lambda cluster, odd: later_node(cluster)),
+    "no right to start a node": (forebay.DeniedError, lambda cluster, odd: no_right_to_start_a_node()),
     "a batch that ranks cannot share": (
         forebay.InvalidError,
         lambda cluster, odd: epoch(cluster, batch_size=None, global_batch=100, rank=0, world=3),

@@ -204,23 +204,53 @@ def test_accelerate_resumed_on_another_number_of_processes(cluster: Cluster, tmp
     assert "epoch 2, 39 steps left" in torchrun(cluster, 1, "accelerate_loop.py", tmp_path / "one")
 
 
-def test_ranks_of_a_mesh_share_their_data(cluster: Cluster) -> None:
-    """The same global batches, however the ranks share layers: the same losses but for the order of sums."""
-    needs("torch")
-    losses = [float(torchrun(cluster, 4, "mesh.py", ranks).rpartition("loss ")[2]) for ranks in [1, 2]]
+def loss_of(said: str) -> float:
+    return float(said.rpartition("loss ")[2])
+
+
+def test_ranks_of_a_mesh_share_their_data(cluster: Cluster, tmp_path: Path) -> None:
+    """The same global batches, however the ranks share layers, also in a run that is stopped on one mesh and goes on on
+    another: the same losses but for the order of sums, and the very same place in the data."""
+    torch = needs("torch")
+    straight = torchrun(cluster, 4, "mesh.py", 2, tmp_path / "straight")
+    losses = [loss_of(torchrun(cluster, 4, "mesh.py", 1, tmp_path / "wide")), loss_of(straight)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3) and 0 < losses[0] < 2.3
+    assert "29 steps left" in torchrun(cluster, 4, "mesh.py", 2, tmp_path / "stopped", 10)
+    shutil.copy(tmp_path / "stopped", tmp_path / "two")
+    assert torchrun(cluster, 4, "mesh.py", 2, tmp_path / "stopped") == straight and "19 steps left" in straight
+    assert loss_of(torchrun(cluster, 2, "mesh.py", 1, tmp_path / "two")) == pytest.approx(losses[1], abs=1e-3)
+    names = ["straight", "stopped", "two", "wide"]
+    one, same, two, wide = (torch.load(tmp_path / name, weights_only=True) for name in names)
+    assert one["data"] == same["data"] == two["data"] == wide["data"]
+    for name, weights in one["model"].items():
+        assert torch.equal(same["model"][name], weights)
+        assert torch.allclose(two["model"][name], weights, atol=1e-5)
+        assert torch.allclose(wide["model"][name], weights, atol=1e-5)
 
 
-def test_ranks_of_a_context_share_their_rows(cluster: Cluster) -> None:
-    """The same global batches, however ranks share sequences: the same losses but for the order of sums."""
-    needs("torch")
-    losses = [float(torchrun(cluster, 4, "context.py", ranks, 10).rpartition("loss ")[2]) for ranks in [1, 2]]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4) and 0 < losses[0] < 5
+def test_ranks_of_a_context_share_their_rows(cluster: Cluster, tmp_path: Path) -> None:
+    """The same global batches, however ranks share sequences, also in a run that is stopped on one mesh and goes on on
+    another: the same losses but for the order of sums, and the very same place in the data."""
+    torch = needs("torch")
+    straight = loss_of(torchrun(cluster, 4, "context.py", 2, tmp_path / "straight", 10))
+    wide = loss_of(torchrun(cluster, 4, "context.py", 1, tmp_path / "wide", 10))
+    assert wide == pytest.approx(straight, abs=1e-4) and 0 < wide < 5
+    torchrun(cluster, 4, "context.py", 2, tmp_path / "stopped", 4)
+    assert loss_of(torchrun(cluster, 2, "context.py", 1, tmp_path / "stopped", 10)) == pytest.approx(straight, abs=1e-4)
+    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ["straight", "stopped"])
+    assert one["data"] == other["data"]
+    assert all(torch.allclose(one["model"][name], other["model"][name], atol=1e-4) for name in one["model"])
 
 
-def test_stages_of_a_pipeline_share_their_data(cluster: Cluster) -> None:
-    """The first stage takes the images of the batches of which the last one takes the labels."""
-    needs("torch")
-    said = [torchrun(cluster, ranks, "pipeline.py") for ranks in [1, 2]]
-    losses = [float(text.rpartition("loss ")[2]) for text in said]
+def test_stages_of_a_pipeline_share_their_data(cluster: Cluster, tmp_path: Path) -> None:
+    """The first stage takes the images of the batches of which the last one takes the labels, also after a resume."""
+    torch = needs("torch")
+    said = [torchrun(cluster, ranks, "pipeline.py", tmp_path / str(ranks)) for ranks in [1, 2]]
+    losses = [loss_of(text) for text in said]
     assert said[0].startswith("78 steps") and losses[0] == pytest.approx(losses[1], abs=1e-4) and 0 < losses[0] < 2.3
+    assert torchrun(cluster, 2, "pipeline.py", tmp_path / "stopped", 30).startswith("30 steps")
+    assert loss_of(torchrun(cluster, 1, "pipeline.py", tmp_path / "stopped")) == pytest.approx(losses[1], abs=1e-4)
+    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ["1", "stopped"])
+    assert one["data"] == other["data"]
+    for stage, same in zip(one["stages"], other["stages"], strict=True):
+        assert all(torch.allclose(stage[name], same[name], atol=1e-5) for name in stage)

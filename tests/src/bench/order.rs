@@ -1,6 +1,6 @@
 //! `make bench-order`: the order, measured. How fast a plan yields positions and opens, how well it shuffles,
-//! its cost for a node with many ranks and for a reader with many nodes, the cost of a resume, and whether
-//! 200 SIGKILLs lose or repeat a sample.
+//! its cost for a node with many ranks and for a reader with many nodes, the cost of a resume and of a
+//! window, and whether 200 SIGKILLs lose or repeat a sample.
 
 mod dataset;
 mod groups;
@@ -9,12 +9,14 @@ mod node_plans;
 mod plan;
 mod reader;
 mod resume;
+mod windows;
 
 use super::stages::{Stages, runtime};
 use crate::harness::mnist;
 use crate::harness::ports::free_addresses;
 use crate::harness::process::{Server, ServerOptions};
 use crate::harness::s3::S3Server;
+use crate::harness::table::{MIB_ROWS, Table};
 use clap::{Parser, Subcommand};
 use serde_json::json;
 use std::path::PathBuf;
@@ -63,6 +65,8 @@ pub fn run(options: &OrderOptions) -> anyhow::Result<bool> {
         runtime.block_on(resume::read_once(endpoint, &uri))?;
     }
     stages.run("Resume", || runtime.block_on(resume::run(&endpoints[0], &uri)));
+    let table = Table::upload(&s3, "windows", windows::SEGMENTS, MIB_ROWS)?;
+    stages.run("Windows", || runtime.block_on(windows::run(&endpoints[0], &uri, &table.uri)));
     stages.run("Kills", || kills::run(&runtime, &endpoints, &uri, options.kills, options.seed));
     one.into_iter().chain(three).try_for_each(Server::try_stop)?;
     let settings =

@@ -64,7 +64,10 @@ const MEASURED: [(&str, &[&str]); 14] = [
         &["tests/src/bench/python", "tests/src/bench/python.rs", "python/src", "python/forebay"],
     ),
     ("make bench-real", &["tests/src/bench/real", "tests/src/bench/real.rs", "trainer/src", "client/cli"]),
-    ("make bench-peers", &["tests/src/bench/peers", "tests/src/bench/peers.rs", "tests/peers", "python"]),
+    (
+        "make bench-peers",
+        &["tests/src/bench/peers", "tests/src/bench/peers.rs", "tests/peers", "python/src", "python/forebay"],
+    ),
     ("make bench-tls", &["tests/src/bench/tls.rs", "tls/src", "client/cli"]),
     ("make bench-train", &["tests/src/bench/train", "tests/src/bench/train.rs", "trainer", "client/cli"]),
     ("make mutate", &["tests/mutations", "tests/tests", "trainer/src", "python", "client/cli"]),
@@ -122,7 +125,8 @@ pub fn stale() -> Vec<String> {
     tables(&text).into_iter().filter_map(age).collect()
 }
 
-/// The files of `code` that a commit had otherwise. Unit tests do not count: no figure depends on them.
+/// The files of `code` that a commit had otherwise. Unit tests, comments and stubs do not count: no figure
+/// depends on them.
 fn changed_code(commit: &str, code: &[&str]) -> Vec<String> {
     let range = format!("{commit}..HEAD");
     let names = git(&[&["diff", "--no-renames", "--name-only", &range, "--"], code].concat());
@@ -132,20 +136,21 @@ fn changed_code(commit: &str, code: &[&str]) -> Vec<String> {
     };
     let now = |path: &str| std::fs::read_to_string(root().join(path)).ok();
     let is_changed = |path: &&str| {
-        !has_only_tests(path)
-            && before(path).as_deref().map(without_tests) != now(path).as_deref().map(without_tests)
+        !has_only_tests(path) && before(path).as_deref().map(code_of) != now(path).as_deref().map(code_of)
     };
     String::from_utf8_lossy(&names.stdout).lines().filter(is_changed).map(str::to_owned).collect()
 }
 
-/// Whether a file is of unit tests alone. What lies in `tests/` at the top measures.
+/// Whether a file is of unit tests or types alone. What lies in `tests/` at the top measures.
 fn has_only_tests(path: &str) -> bool {
-    !path.starts_with("tests/") && path.split('/').any(|part| matches!(part, "tests" | "tests.rs"))
+    let is_test = |part: &str| matches!(part, "tests" | "tests.rs");
+    path.ends_with(".pyi") || !path.starts_with("tests/") && path.split('/').any(is_test)
 }
 
-/// A file without the unit tests at its end.
-fn without_tests(text: &str) -> &str {
-    text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default()
+/// The lines of a file without the unit tests at its end, and without comments of Rust.
+fn code_of(text: &str) -> Vec<&str> {
+    let code = text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect()
 }
 
 /// What the figures of a section depend on; none of a section that is not known.
@@ -315,16 +320,18 @@ fn a_table_is_as_old_as_what_measures_it() {
 }
 
 #[test]
-fn unit_tests_make_no_table_old() {
-    for path in ["proto/src/plan/tests.rs", "client/src/loader/tests/world.rs", "python/tests/test_ray.py"] {
+fn unit_tests_and_comments_make_no_table_old() {
+    let paths = ["proto/src/plan/tests.rs", "client/src/loader/tests/world.rs", "python/tests/test_ray.py"];
+    for path in paths.into_iter().chain(["python/forebay/_forebay.pyi"]) {
         assert!(has_only_tests(path), "{path}");
     }
     for path in ["tests/src/harness/s3.rs", "tests/tests/tidy/figures.rs", "proto/src/ring.rs"] {
         assert!(!has_only_tests(path), "{path}");
     }
     let (code, tests) = ("fn a() {}\n", "\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\n");
-    assert_eq!(without_tests(&format!("{code}{tests}")), without_tests(code));
-    assert_ne!(without_tests(&format!("fn c() {{}}\n{tests}")), without_tests(code));
+    assert_eq!(code_of(&format!("{code}{tests}")), code_of(code));
+    assert_eq!(code_of(&format!("/// What it is.\n{code}")), code_of(code));
+    assert_ne!(code_of(&format!("fn c() {{}}\n{tests}")), code_of(code));
 }
 
 #[test]

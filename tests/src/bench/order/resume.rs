@@ -1,4 +1,4 @@
-//! The cost of a resume and of a window, against a warm node.
+//! The cost of a resume, against a warm node.
 
 use super::dataset::open;
 use crate::harness::check::{Check, Findings};
@@ -8,7 +8,8 @@ use forebay_client::{Event, Loader, LoaderSettings};
 use forebay_proto::plan::PlanKey;
 use std::time::{Duration, Instant};
 
-fn settings() -> LoaderSettings {
+/// Which epochs are read, here and of each window.
+pub fn settings() -> LoaderSettings {
     LoaderSettings {
         seed: 3,
         shuffle: Shuffle::Window(8),
@@ -21,11 +22,10 @@ fn settings() -> LoaderSettings {
 /// The time to a resume's first batch, over that from an epoch's start.
 const TTFB_RATIO: f64 = 1.2;
 
-/// Measures all of it. Speeds and waits have no target.
+/// Measures all of it. Waits have no target.
 pub async fn run(endpoint: &str, uri: &str) -> anyhow::Result<Findings> {
     let (mut rows, ratio) = ttfb(endpoint, uri).await?;
     rows.extend(rollover(endpoint, uri).await?);
-    rows.extend(throughput(endpoint, uri).await?);
     let claim = format!("resume_ttfb_ratio = {ratio:.2}, at most {TTFB_RATIO}");
     Ok(Findings { rows, checks: vec![Check::of(claim, "", ratio <= TTFB_RATIO)] })
 }
@@ -95,29 +95,4 @@ async fn rollover(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
         }
     }
     Ok(vec![Row::of("rollover_wait_ms", "ms", &first), Row::of("step_wait_ms", "ms", &other)])
-}
-
-/// Warm rows per second by window, interleaved.
-async fn throughput(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
-    let dataset = open(endpoint, uri).await?;
-    let shuffles = [
-        ("w1", Shuffle::Window(1)),
-        ("w4", Shuffle::Window(4)),
-        ("w16", Shuffle::Window(16)),
-        ("w64", Shuffle::Window(64)),
-        ("full", Shuffle::Full),
-    ];
-    let mut speeds = vec![Vec::new(); shuffles.len()];
-    for _ in 0..5 {
-        for (speed, (_, shuffle)) in speeds.iter_mut().zip(shuffles) {
-            let begin = Instant::now();
-            let mut loader = Loader::start(&dataset, LoaderSettings { shuffle, ..settings() })?;
-            while loader.next().await?.is_some() {}
-            speed.push(dataset.manifest.rows() as f64 / begin.elapsed().as_secs_f64());
-        }
-    }
-    let row = |((name, _), speed): ((&str, Shuffle), &Vec<f64>)| {
-        Row::of(format!("rows_per_s_{name}"), "rows/s", speed)
-    };
-    Ok(shuffles.into_iter().zip(&speeds).map(row).collect())
 }
