@@ -7,7 +7,7 @@ cargo-mutants makes the changes (`.cargo/mutants.toml` says in which files) and 
 been changed. Its results are in target/mutants/CRATE/mutants.out. A change that was missed must be in
 tests/mutants/equivalent.txt, with the reason why no test can notice it: else the crate fails, and so it does for a line of
 that list whose change was noticed or is no longer made. A crate takes from half an hour to some hours; --shard 0/4 tries a
-quarter of it, --only 'ring.rs' one file.
+quarter of it, one change of each four, --only 'ring.rs' one file.
 """
 
 import argparse
@@ -104,7 +104,8 @@ def main() -> int:
     environment = os.environ | {"LIBTORCH": str(torch), "LD_LIBRARY_PATH": str(torch / "lib"),
                                 "CARGO_TARGET_DIR": str(WORK / "build")}
     part = ["--re", arguments.only] if arguments.only else []
-    part += ["--shard", arguments.shard] if arguments.shard else []
+    # Not one after the other: a part of them is then a fair sample of all files.
+    part += ["--shard", arguments.shard, "--sharding", "round-robin"] if arguments.shard else []
     kept = True
     for crate in arguments.crates or CRATES:
         out = WORK / crate

@@ -10,8 +10,9 @@ const SEGMENTS: u32 = 60;
 /// Segments for which there is room in the memory tier.
 const AHEAD: u32 = 12;
 
-/// Hits after the first epoch, as a share of all segments read: of each run, all epochs. None if the first
-/// epoch took more fills than it may.
+/// Hits after the first epoch, as a share of all segments read: of each run, all epochs. The first epoch is
+/// given one fill of each segment, which it needs whatever the policy; all others count as misses of later
+/// epochs. 0 if the first epoch took more fills than it may.
 async fn hit_ratio(dataset: &Dataset, percent: u32, runs: &[Run]) -> f64 {
     let limit = dataset.limit_bytes(SEGMENTS * percent / 100).await;
     let world = Arc::new(World::new(dataset, limit, 4 * u64::from(AHEAD) * SEGMENT_BYTES));
@@ -30,15 +31,13 @@ async fn hit_ratio(dataset: &Dataset, percent: u32, runs: &[Run]) -> f64 {
         assert!(world.cache.disk.used_bytes() <= limit);
     }
     prefetching.abort();
-    // In the first epoch the next one's first segments are prefetched already: of one run it is known what it
-    // took.
+    // In the first epoch the next one's first segments are prefetched already.
     let ahead = u64::from(AHEAD);
     if first > u64::from(SEGMENTS) * runs.len() as u64 + ahead {
         println!("too many fills in the first epoch: {first}");
         return 0.0;
     }
-    let first = if runs.len() == 1 { u64::from(SEGMENTS) } else { first };
-    let misses = world.events.misses.load(Relaxed) - first;
+    let misses = world.events.misses.load(Relaxed) - u64::from(SEGMENTS);
     let reads = (runs[0].epochs - 1) * u64::from(SEGMENTS) * runs.len() as u64;
     1.0 - misses as f64 / reads as f64
 }
