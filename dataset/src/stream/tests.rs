@@ -282,6 +282,20 @@ async fn scans_and_rows_keep_their_order() {
 }
 
 #[tokio::test]
+async fn messages_of_a_scan_have_as_many_rows_as_their_budget_holds() {
+    let (made, manifest, schema) = dataset(&[100]);
+    let budget = StreamBudget { message_bytes: 80, messages: 1, segments_ahead: Some(1) };
+    let digest = manifest.digest().to_bytes().to_vec();
+    let ticket = v1::ScanTicket { manifest: digest.into(), columns: vec!["id".into()], limit: 0 };
+    let mut answer = scan(made, manifest, &schema, &ticket, budget).unwrap();
+    let mut rows = Vec::new();
+    while let Some(message) = answer.messages.recv().await {
+        rows.push(message.unwrap().to_record_batch(&answer.schema).unwrap().num_rows());
+    }
+    assert_eq!(rows, [10; 10], "80 bytes of numbers of 8");
+}
+
+#[tokio::test]
 async fn messages_keep_their_size_when_rows_grow() {
     struct Growing;
     impl SegmentSource for Growing {
