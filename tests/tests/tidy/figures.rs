@@ -1,7 +1,7 @@
 //! The commits that figures in the docs are of: each is in the history or marked as lost, and tables older
 //! than the code that they measure are listed.
 
-use crate::source::{root, sources};
+use crate::source::{Source, root, sources};
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
@@ -135,9 +135,8 @@ fn changed_code(commit: &str, code: &[&str]) -> Vec<String> {
         file.status.success().then(|| String::from_utf8_lossy(&file.stdout).into_owned())
     };
     let now = |path: &str| std::fs::read_to_string(root().join(path)).ok();
-    let is_changed = |path: &&str| {
-        !has_only_tests(path) && before(path).as_deref().map(code_of) != now(path).as_deref().map(code_of)
-    };
+    let is_changed =
+        |path: &&str| !has_only_tests(path) && before(path).map(code_of) != now(path).map(code_of);
     String::from_utf8_lossy(&names.stdout).lines().filter(is_changed).map(str::to_owned).collect()
 }
 
@@ -147,10 +146,13 @@ fn has_only_tests(path: &str) -> bool {
     path.ends_with(".pyi") || !path.starts_with("tests/") && path.split('/').any(is_test)
 }
 
-/// The lines of a file without the unit tests at its end, and without comments of Rust.
-fn code_of(text: &str) -> Vec<&str> {
-    let code = text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default();
-    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect()
+/// The lines of a file without the unit tests at its end, and without comments of Rust. Indented as they are:
+/// that has a meaning in Python.
+fn code_of(text: String) -> Vec<String> {
+    let file = Source { path: String::new(), text };
+    let is_code = |line: &&str| !line.is_empty() && *line != "#[cfg(test)]";
+    let is_comment = |line: &&str| line.trim_start().starts_with("//");
+    file.without_tests().lines().filter(is_code).filter(|line| !is_comment(line)).map(str::to_owned).collect()
 }
 
 /// What the figures of a section depend on; none of a section that is not known.
@@ -329,9 +331,11 @@ fn unit_tests_and_comments_make_no_table_old() {
         assert!(!has_only_tests(path), "{path}");
     }
     let (code, tests) = ("fn a() {}\n", "\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\n");
-    assert_eq!(code_of(&format!("{code}{tests}")), code_of(code));
-    assert_eq!(code_of(&format!("/// What it is.\n{code}")), code_of(code));
-    assert_ne!(code_of(&format!("fn c() {{}}\n{tests}")), code_of(code));
+    let sound = code_of(code.to_owned());
+    assert_eq!(code_of(format!("{code}{tests}")), sound);
+    assert_eq!(code_of(format!("/// What it is.\n{code}")), sound);
+    assert_ne!(code_of(format!("fn c() {{}}\n{tests}")), sound);
+    assert_ne!(code_of(format!("  {code}")), sound);
 }
 
 #[test]
