@@ -92,7 +92,10 @@ def dataset(
     What a reader may not expect (objects that were left out) is logged, and in `Dataset.notes`.
 
     Raises `NotFoundError` if there is nothing, `InvalidError` if arguments contradict each other or the schema,
-    `RetryError` if neither cache nor object store answer.
+    `DeniedError` if the cache or the object store refuses this process, `CorruptError` for objects that are no sound
+    Parquet, `ChangedError` for a list whose objects were overwritten since, `RetryError` if the cache or the object store
+    does not answer, `ClosedError` in a forked process, and what `forebay.local_node` raises where it starts that node. A
+    keyword that it does not know is a `TypeError`.
     """
     mix = [f"{_named(part)}={share}" for part, share in uri.items()] if isinstance(uri, Mapping) else []
     options: dict[str, Any] = {
@@ -166,9 +169,10 @@ class Dataset:
     """A dataset at one version: rows of named columns, in file order. Made by `forebay.dataset`.
 
     Immutable, and may be used by several threads. Any reader of Arrow takes it as it is (`pyarrow.table(ds)`,
-    `polars.DataFrame(ds)`, `duckdb.sql("from ds")`). It can be pickled: the copy opens the dataset again, with the
-    same keywords (credentials of the object store among them; of `ca`, `cert`, `key` and `token_file` the paths), and
-    refuses another version.
+    `polars.DataFrame(ds)`, `duckdb.sql("from ds")`), and raises an error of its own kind where reading fails. It can be
+    pickled: the copy opens the dataset again, with the same keywords (credentials of the object store among them; of
+    `ca`, `cert`, `key` and `token_file` the paths), and refuses another version (`ChangedError`); another version of
+    Forebay refuses the pickle (`InvalidError`). In a forked process its properties and methods raise `ClosedError`.
     """
 
     def __init__(self, uri: str, options: dict[str, Any]) -> None:
@@ -229,26 +233,35 @@ class Dataset:
         return self._core.objects
 
     def select(self, columns: Sequence[str]) -> Dataset:
-        """The same rows with only these columns, in this order."""
+        """The same rows with only these columns, in this order. It is opened again.
+
+        Raises `InvalidError` for columns that do not exist or are named twice, `ChangedError` if the dataset has another
+        version now, and what `forebay.dataset` raises.
+        """
         uri, options = self._asked
         chosen = Dataset(uri, {**options, "columns": _names(columns)})
         return self._same_version(_told(chosen, but=self.notes))
 
     def scan(self, limit: int | None = None) -> RecordBatchReader:
-        """The first `limit` rows, or all, in file order, as a stream of Arrow record batches."""
+        """The first `limit` rows, or all, in file order, as a stream of Arrow record batches of any length, to be read once.
+
+        Raises `InvalidError` for a limit below 0. It, or iterating over the stream, raises `RetryError` if the cache or the
+        object store does not answer, `CorruptError` for damaged data, `ChangedError` if an object was overwritten,
+        `NotFoundError` if one was deleted, `DeniedError` if the cache or the object store refuses this process.
+        """
         return self._core.scan(None if limit is None else whole("limit", limit))
 
     def to_table(self) -> pyarrow.Table:
         """All rows as a pyarrow table, in file order.
 
-        Raises `ModuleNotFoundError` if pyarrow is missing, as do all methods that return tables.
+        Raises what `scan` raises, and `ModuleNotFoundError` if pyarrow is missing, as do all methods that return tables.
         """
         return _table(self.scan())
 
     def to_pandas(self) -> pandas.DataFrame:
         """All rows as a DataFrame of pandas, in file order: what `to_table().to_pandas()` makes of them.
 
-        Raises `ModuleNotFoundError` if pandas or pyarrow is missing.
+        Raises what `scan` raises, and `ModuleNotFoundError` if pandas or pyarrow is missing.
         """
         _imported("pandas", "to_pandas()")
         frame: pandas.DataFrame = self.to_table().to_pandas()
@@ -257,20 +270,24 @@ class Dataset:
     def to_polars(self) -> polars.DataFrame:
         """All rows as a DataFrame of Polars, in file order: what `polars.from_arrow` makes of `to_table()`.
 
-        Raises `ModuleNotFoundError` if Polars or pyarrow is missing.
+        Raises what `scan` raises, and `ModuleNotFoundError` if Polars or pyarrow is missing.
         """
         frame: polars.DataFrame = _imported("polars", "to_polars()").from_arrow(self.to_table())
         return frame
 
     def head(self, rows: int = 5) -> pyarrow.Table:
-        """The first rows as a pyarrow table."""
+        """The first `rows` rows as a pyarrow table; all of them if there are fewer.
+
+        Raises `InvalidError` for a number below 0, and what `to_table` raises.
+        """
         return _table(self.scan(whole("rows", rows)))
 
     def take(self, rows: SupportsIndex | Iterable[SupportsIndex] | Column) -> pyarrow.Table:
         """Rows by their numbers, in this order, as a pyarrow table; negative numbers count from the end. The numbers may be
         an array of Arrow, such as `Batch.sample_ids`, of numpy or of torch.
 
-        Raises `IndexError` for a row that does not exist.
+        Raises `IndexError` for a row that does not exist, `TypeError` for anything but whole numbers, and what `to_table`
+        raises.
         """
         return _table(self._core.take([self._row(number) for number in _row_numbers(rows)]))
 
@@ -286,7 +303,8 @@ class Dataset:
         The keywords are those of `forebay.RunOptions`: `batch_size` or `global_batch`, `seed`, `shuffle`, `ending`, `rank`
         and `world` decide. Nothing is read.
 
-        Raises `InvalidError` if the keywords make no sense.
+        Raises `InvalidError` if the keywords make no sense or do not fit the dataset, `TypeError` for unknown ones, and with
+        `columns` what `select` raises.
         """
         # It imports this module.
         from forebay._run import Run
@@ -294,27 +312,43 @@ class Dataset:
         return Run(self, **options).plan(epoch)
 
     def load(self, progress: bool | Report | None = None) -> Progress:
-        """Has the cache fill itself with the dataset, and waits for it.
+        """Has the cache fill itself with the columns that are read, and waits for it. A node that fails keeps no other from
+        doing its part.
 
         `progress=True` shows how far it is: with tqdm, in notebooks as a widget, or as a line on stderr where tqdm is not
         installed. A function is called with a `Progress` now and then.
 
-        Raises `FullError` if the cache has no room for all of it.
+        Raises `FullError` if the cache has no room for all of it, `RetryError` if a node does not answer or none takes
+        segments, `InvalidError` for a dataset of ``direct=True``, and what `scan` and the function raise.
         """
         with reporting(progress, self.uri) as report:
             told = None if report is None else lambda held: report(Progress(*held))
             return Progress(*self._core.load(told))
 
     def free(self) -> int:
-        """Drops it from the cache; returns the bytes that were freed."""
+        """Drops all under its `uri` from the cache, other versions and columns too, and returns the bytes of disk that were
+        freed. Pinned data goes as well; the pin stays. A node that fails keeps no other from doing its part.
+
+        Raises `RetryError` if a node does not answer, `DeniedError` if one refuses this process, `InvalidError` for a mix and
+        for a dataset of ``direct=True``.
+        """
         return self._core.free()[1]
 
     def pin(self, pinned: bool = True) -> int:
-        """Keeps what the cache holds of it, now and later, or no longer; returns the bytes held now."""
+        """Keeps what the cache holds under its `uri`, now and later, or with ``pinned=False`` no longer; returns the bytes of
+        disk held now. Nothing is read for it.
+
+        Raises `FullError` if a node has 1000 pins already, `NotFoundError` with ``pinned=False`` if no node pins it, and what
+        `free` raises.
+        """
         return self._core.pin(pinned)[1]
 
     def status(self) -> list[NodeStatus]:
-        """What each node of the cache holds of it."""
+        """What each node of the cache holds of it.
+
+        Raises `RetryError` if no node answers, `DeniedError` if it refuses this process, `InvalidError` for a dataset of
+        ``direct=True``.
+        """
         status: list[NodeStatus] = json.loads(self._core.status())
         return status
 

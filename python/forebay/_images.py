@@ -26,6 +26,9 @@ class Image:
     The column holds JPEG or PNG files, is a struct with these in its field `bytes`, as Hugging Face's datasets have
     them, or holds raw pixels in lists of uint8 of one length. What a run sees of an image follows from its seed, the epoch
     and the sample's number, whatever the rank, the batch or the thread, and `forebay-train` sees the same.
+
+    Making one raises `InvalidError` for a `dtype`, `mean` or `std` that makes no sense; a loader raises it for settings that
+    do not fit the column.
     """
 
     size: int | None = None

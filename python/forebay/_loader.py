@@ -144,7 +144,8 @@ class BatchLoader(Run, Generic[T]):
 
     @property
     def digest(self) -> str | None:
-        """The order digest of what this rank read of the last epoch that was read to its end."""
+        """The order digest of what this rank read of the last epoch that was read to its end, in hexadecimal digits; None
+        before that."""
         return self._digest
 
     def stats(self) -> LoaderStats:

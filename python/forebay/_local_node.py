@@ -15,7 +15,8 @@ from forebay._source import source_settings
 
 
 class LocalNodeStatus(TypedDict):
-    """What a running node says of itself. `memory_bytes_used` is all that its process takes, mapped files too."""
+    """What a running node says of itself. `memory_bytes_used` is all that its process takes, mapped files too; bytes of the
+    cache are of disk. `pid` is None where the system does not tell it, `log` is a path."""
 
     pid: int | None
     version: str
@@ -45,7 +46,9 @@ def local_node(
     A node that already runs keeps its bounds; that is logged. Another `cache_dir` or `store`, or other credentials in
     the environment, mean another node. Give `forebay.dataset` the node as ``endpoint=`` where these keywords matter.
 
-    Raises `InvalidError`, `DeniedError` or `FullError` if none can be started.
+    Raises `InvalidError` for settings that make no sense and where there is no `forebay-server`, `DeniedError` for folders
+    that cannot be used and for a node that ends at its start, `FullError` if there is no room on disk, `RetryError` if the
+    node does not answer, `ClosedError` in a forked process. A keyword that it does not know is a `TypeError`.
     """
     node = LocalNode(local_settings(cache_dir, cache_bytes, memory_bytes, idle_s), source_settings("local_node", store))
     node.start()
@@ -76,7 +79,8 @@ def local_settings(
 class LocalNode:
     """A cache node of this user's on this machine. Made by `forebay.local_node`.
 
-    It can be pickled, for other processes on this machine, with its keywords (credentials among them).
+    It can be pickled, for other processes on this machine, with its keywords (credentials among them); another version of
+    Forebay refuses the pickle (`InvalidError`). In a forked process its methods raise `ClosedError`.
     """
 
     def __init__(self, settings: str, source: str) -> None:
@@ -89,15 +93,24 @@ class LocalNode:
         return self._core.endpoint
 
     def start(self) -> None:
-        """Starts it, unless it runs. Datasets do so by themselves, also when it has died."""
+        """Starts it, unless it runs. Datasets do so by themselves, also when it has died.
+
+        Raises what `forebay.local_node` raises.
+        """
         self._core.start()
 
     def stop(self) -> bool:
-        """Ends it, and returns whether it ran. What it has cached stays on disk. Those who read from it start it again."""
+        """Ends it, and returns whether it ran. What it has cached stays on disk. Those who read from it start it again.
+
+        Raises `DeniedError` if its process or its folder is not this user's, `RetryError` if it has not ended after 15 s.
+        """
         return self._core.stop()
 
     def status(self) -> LocalNodeStatus | None:
-        """What it says of itself; None if it does not run."""
+        """What it says of itself; None if it does not run.
+
+        Raises `RetryError` if it runs and does not answer.
+        """
         said = self._core.status()
         status: LocalNodeStatus | None = None if said is None else json.loads(said)
         return status

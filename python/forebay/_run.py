@@ -51,8 +51,9 @@ class RunOptions(TypedDict, total=False):
     mixes that many segments at a time; "full" mixes all rows, None keeps file order. `ending` says what to do with an
     epoch's last, incomplete step: "drop" it (the default), "pad" it with rows that `mask` marks, or keep it "exact",
     shorter. `rank` and `world` come from torch.distributed or the launcher's environment, unless given. `epochs` ends
-    the run; unset, it goes on as long as it is iterated over. `prefetch_bytes` (256 MiB) bounds the memory of batches
-    that are ready or being filled. `patience_s` (60) is how long rows may fail to come before that is an error.
+    the run; unset, it goes on as long as it is iterated over. `columns` are those to read, in this order; unset, those of
+    the dataset. `prefetch_bytes` (256 MiB) bounds the memory of batches that are ready or being filled. `patience_s` (60)
+    is how long rows may fail to come before that is an error.
     """
 
     batch_size: int | None

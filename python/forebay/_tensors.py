@@ -32,7 +32,10 @@ class Ragged(NamedTuple):
     """`[rows + 1]` of int64: where each row's values begin, and where the last row's end."""
 
     def row(self, number: int) -> torch.Tensor:
-        """A row's values, not copied; negative numbers count from the end."""
+        """A row's values, not copied; negative numbers count from the end.
+
+        Raises `IndexError` for a row that does not exist.
+        """
         row = range(len(self.offsets) - 1)[number]
         return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
 
@@ -46,8 +49,9 @@ class TensorOptions(TypedDict, total=False):
     lists of different lengths: "list" for a list of tensors, "pad" for one tensor filled up with zeros, with the lengths
     (`[rows]` of int64) beside it as "tags_lengths", "raw" for a `Ragged`; unset, they are an error. `binaries` says what
     becomes of strings and binaries: "list" (the default) for a list of `str` or `bytes`, each a copy, "views" for a list of
-    read-only `memoryview` of the loader's own memory, texts as UTF-8, or "raw" for a `Ragged` of that memory. `images` names columns of images, which are decoded: ``images={"image":
-    forebay.torch.Image(224, augment="crop")}``, in `decode_threads` threads (a rank's share of the processors).
+    read-only `memoryview` of the loader's own memory, texts as UTF-8, or "raw" for a `Ragged` of that memory. `images` names
+    columns of images, which are decoded: ``images={"image": forebay.torch.Image(224, augment="crop")}``, in
+    `decode_threads` threads (a rank's share of the processors).
     """
 
     nulls: Mapping[str, Filler] | None

@@ -35,10 +35,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     >>> data = forebay.torch.IterableDataset("s3://bucket/train", batch_size=256)  # doctest: +SKIP
     >>> loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="forkserver")  # doctest: +SKIP
 
-    The keywords are those of `forebay.torch.Loader` but for `transform` and `device`: use it, and no DataLoader, where you can; a batch's
-    way out of a worker process costs a thousand times as much as its way out of a loader. With n workers, worker i reads
-    steps i, i + n, i + 2n and so on, so that the DataLoader, which takes batches from its workers in turn, gives exactly the
-    batches of a loader in their order.
+    The keywords are those of `forebay.torch.Loader` but for `transform` and `device`: use it, and no DataLoader, where you
+    can; a batch's way out of a worker process costs a thousand times as much as its way out of a loader. With n workers,
+    worker i reads steps i, i + n, i + 2n and so on, so that the DataLoader, which takes batches from its workers in turn,
+    gives exactly the batches of a loader in their order.
 
     In the process itself each iteration is the next epoch, as with a loader. Worker processes get a copy of this: call
     `set_epoch` before each iteration over the DataLoader, or they refuse to repeat an epoch. With
@@ -109,7 +109,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         """The next iteration goes on there: in as many workers and with as many rows in a step of all ranks, or without
         workers from a state without any, with any batch size.
 
-        Raises what `Loader.load_state_dict` raises, and `InvalidError` for a state of other workers.
+        Raises what `Loader.load_state_dict` raises, and `InvalidError` for a state of other workers or, in the middle of an
+        iteration, of other rows in a step.
         """
         try:
             began, batches, workers = state["began"], state["batches"], state["workers"]

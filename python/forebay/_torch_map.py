@@ -40,9 +40,13 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     >>> data = forebay.torch.MapDataset("s3://bucket/train", columns=["image", "label"])  # doctest: +SKIP
     >>> loader = DataLoader(data, batch_size=64, shuffle=True, collate_fn=data.collate)  # doctest: +SKIP
 
-    `nulls`, `ragged`, `binaries` and `images` are those of `forebay.torch.Loader`; images are not varied. The rows of a batch are read by one request. It can be pickled;
-    worker processes need the start method "forkserver" or "spawn". A random row costs much more than the next row of a
-    loader: prefer that, or `forebay.torch.Sampler`, whose order has the rows of few segments at a time.
+    `nulls`, `ragged`, `binaries` and `images` are those of `forebay.torch.Loader`; images are not varied. The rows of a batch
+    are read by one request. It can be pickled; worker processes need the start method "forkserver" or "spawn". A random row
+    costs much more than the next row of a loader: prefer that, or `forebay.torch.Sampler`, whose order has the rows of few
+    segments at a time.
+
+    Making one raises what `forebay.torch.Loader` raises for its dataset and its columns, and `InvalidError` for images that
+    are varied. Reading rows raises what `Dataset.take` raises, and what such a loader raises for columns and images.
     """
 
     def __init__(
@@ -69,14 +73,14 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitem__(self, row: int) -> dict[str, Any]:
         """A row: numbers as tensors without dimensions, lists of numbers `[n]`, strings and binaries as they are.
 
-        Raises `IndexError` for a row that does not exist.
+        Raises `IndexError` for a row that does not exist, otherwise as the class says.
         """
         sample: dict[str, Any] = self._read([row])[0]
         return sample
 
     def __getitems__(self, rows: Sequence[int]) -> Sequence[dict[str, Any]]:
         """These rows, in this order, read together. Where a class made of this one has a `__getitem__` of its own, each row is
-        what that returns, and read alone."""
+        what that returns, and read alone. Raises what `__getitem__` raises."""
         if type(self).__getitem__ is not MapDataset.__getitem__:
             return [self[row] for row in rows]
         return self._read(rows)
@@ -156,13 +160,20 @@ class Sampler(Run, torch.utils.data.Sampler[list[int]]):
     The keywords are those of `forebay.RunOptions`; epochs and state are as with `forebay.torch.Loader`, and the state is that
     of the step whose numbers were handed out last. A DataLoader with workers asks for steps ahead: there, keep the state of
     torchdata's `StatefulDataLoader`, which has this one's within it. Padding repeats rows, and nothing marks it.
+
+    Making one raises what making a `forebay.Loader` raises.
     """
 
     def __init__(self, dataset: Dataset | DatasetName, **options: Unpack[RunOptions]) -> None:
         super().__init__(dataset, **options)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """One epoch: that of `set_epoch`, the rest of one that was resumed, or the one after the last."""
+        """One epoch: that of `set_epoch`, the rest of one that was resumed, or the one after the last.
+
+        Raises `InvalidError` if the run's `epochs` are over, if this process has another rank than when the sampler was made,
+        and where accelerate would share out the steps once more. Iterating raises `ClosedError` once another iteration began
+        or the sampler was placed elsewhere.
+        """
         refuse_sharding(self.world)
         with self._moving:
             return self._steps_from(self._begin())

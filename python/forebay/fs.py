@@ -102,7 +102,14 @@ class ForebayFileSystem(AbstractFileSystem):
     Everything that writes is an ``OSError`` (EROFS). It is synchronous, holds no lock while it waits, and has no thread of
     its own in Python.
 
-    A keyword that neither this class nor fsspec knows is a `TypeError`.
+    Making one raises `InvalidError` for keywords that contradict each other or make no sense, `DeniedError` if etcd refuses
+    this process or a token or password cannot be read, `NotFoundError` if etcd lists no node, `RetryError` if etcd does not
+    answer. A keyword that neither this class nor fsspec knows is a `TypeError`.
+
+    Its methods raise `InvalidError` for a path of another object store, `NotFoundError` if nothing is there, `DeniedError` if
+    the cache or the object store refuses this process, `RetryError` if the cache or the object store does not answer,
+    `ClosedError` in a forked process; those that read, also `CorruptError` for damaged bytes, and `FullError` if a node has
+    no memory for more readers.
     """
 
     protocol = "forebay"
@@ -154,7 +161,7 @@ class ForebayFileSystem(AbstractFileSystem):
     _strip_protocol = _PathOfItsOwn()
 
     def unstrip_protocol(self, name: str) -> str:
-        """The path as a URL of this filesystem."""
+        """The path as a URL of this filesystem. Raises `InvalidError` for one of another object store."""
         return f"{self.protocol}://{self._strip_protocol(name)}"
 
     @property
@@ -228,7 +235,11 @@ class ForebayFileSystem(AbstractFileSystem):
         return missing | folders.intersection(empty)
 
     def ls(self, path: Any, detail: bool = True, **_: Any) -> list[Any]:
-        """What lies directly under a path; of an object, itself. Asks the object store each time."""
+        """What lies directly under a path, in the order of names; of an object, itself. With `detail` each is a dict as of
+        `info`, else a name. Asks the object store each time.
+
+        Raises `NotFoundError` if nothing is there, `InvalidError` for a path without a bucket, otherwise as the class says.
+        """
         name = self._strip_protocol(path)
         if not name:
             raise InvalidError(f"a path begins with a bucket: {self.protocol}://BUCKET")
@@ -244,7 +255,10 @@ class ForebayFileSystem(AbstractFileSystem):
         return _file(self._strip_protocol(path), version.size, version.etag, version.modified_ms)
 
     def info(self, path: Any, **_: Any) -> dict[str, Any]:
-        """Name, size and type; of an object also `ETag` and `LastModified`."""
+        """Name, size in bytes and type ("file" or "directory"); of an object also `ETag` and `LastModified`, a time in UTC.
+
+        Raises `NotFoundError` if there is no such object and none below, otherwise as the class says.
+        """
         name = self._strip_protocol(path)
         if "/" in name.strip("/"):
             try:
@@ -258,7 +272,7 @@ class ForebayFileSystem(AbstractFileSystem):
         return _folder(name)
 
     def exists(self, path: Any, **_: Any) -> bool:
-        """Whether there is such an object, or any below. Errors but that one are raised."""
+        """Whether there is such an object, or any below. All errors but `NotFoundError` are raised."""
         try:
             self.info(path)
         except FileNotFoundError:
@@ -266,11 +280,11 @@ class ForebayFileSystem(AbstractFileSystem):
         return True
 
     def isdir(self, path: Any) -> bool:
-        """Whether objects lie below. Errors but that nothing is there are raised."""
+        """Whether objects lie below. All errors but `NotFoundError` are raised."""
         return self._type(path) == "directory"
 
     def isfile(self, path: Any) -> bool:
-        """Whether there is such an object. Errors but that nothing is there are raised."""
+        """Whether there is such an object. All errors but `NotFoundError` are raised."""
         return self._type(path) == "file"
 
     def _type(self, path: Any) -> str | None:
@@ -281,8 +295,10 @@ class ForebayFileSystem(AbstractFileSystem):
 
     def find(self, path: Any, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any) -> Any:
         """All objects below a path, with `withdirs` the directories too, by one recursive listing and a question for each
-        empty object, which may be a directory's mark; down to `maxdepth`, by one listing of each directory. They are named as the path is: with ``s3://`` if it has that, which pyarrow's
-        datasets of folders need. Where nothing is, there are none; all other errors are raised.
+        empty object, which may be a directory's mark; down to `maxdepth`, by one listing of each directory. They are named as
+        the path is: with ``s3://`` if it has that, which pyarrow's datasets of folders need. With `detail` they come as a
+        dict of what `info` says, by name, else as a list of names. Where nothing is, there are none; all other errors are
+        raised, and `ValueError` for a `maxdepth` below 1.
         """
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
@@ -311,7 +327,8 @@ class ForebayFileSystem(AbstractFileSystem):
         **_: Any,
     ) -> Iterator[tuple[str, Any, Any]]:
         """Each directory with the names of directories and objects in it, by one listing each. Where nothing is, there are
-        none; all other errors are raised. With `on_error` it is as fsspec has it: ``"raise"``, ``"omit"`` or a function.
+        none; all other errors are raised, and `ValueError` for a `maxdepth` below 1. With `on_error` it is as fsspec has it:
+        ``"raise"``, ``"omit"`` or a function.
         """
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
@@ -338,7 +355,10 @@ class ForebayFileSystem(AbstractFileSystem):
             yield root, folders, files
 
     def modified(self, path: Any) -> datetime:
-        """When the object was written."""
+        """When the object was written, in UTC.
+
+        Raises `NotFoundError` if it is not there, `IsADirectoryError` for a directory, otherwise as the class says.
+        """
         written: datetime | None = self.info(path).get("LastModified")
         if written is None:
             raise IsADirectoryError(errno.EISDIR, "a directory has no time", str(path))
@@ -350,12 +370,19 @@ class ForebayFileSystem(AbstractFileSystem):
         return ForebayFile(self, path, block_size=block_size, cache_type=cache_type or AheadCache.name, **options)
 
     def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """An object's bytes, or a range of them: numbers below 0 count from its end."""
+        """An object's bytes, or a range of them, cut off at its end: numbers below 0 count from there.
+
+        Raises `NotFoundError` if it is not there, `ChangedError` if it is overwritten meanwhile, otherwise as the class says.
+        """
         read: bytes = self.cat_ranges([path], [start], [end], on_error="raise")[0]
         return read
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
-        """The bytes of an object, or, by name, of several, which are read at once."""
+        """The bytes of an object, or, by name, of several, which are read at once. With ``on_error="omit"`` those that cannot
+        be read are left out, with ``"return"`` their exceptions stand in their places.
+
+        Raises what `cat_file` raises, and `FileNotFoundError` where a pattern or `recursive` finds none.
+        """
         paths = self.expand_path(path)
         if recursive:
             paths = sorted({name for root in paths for name in self.find(root)})
@@ -379,7 +406,11 @@ class ForebayFileSystem(AbstractFileSystem):
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """Ranges of objects, all at once in one call: of each its bytes, or the exception."""
+        """Ranges of objects, all at once in one call: of each its bytes, or the exception. `starts` and `ends` are those of
+        `cat_file`, one for each path or one for all.
+
+        Raises `ValueError` unless there is one for each path, and with ``on_error="raise"`` the first of the exceptions.
+        """
         if not isinstance(starts, Iterable):
             starts = [starts] * len(paths)
         if not isinstance(ends, Iterable):
@@ -392,7 +423,7 @@ class ForebayFileSystem(AbstractFileSystem):
         return read
 
     def mkdir(self, path: Any, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Refused, as is all that writes. Raises `OSError` (EROFS)."""
         _read_only(path)
 
     # What fsspec would do in parts, or not at all.
@@ -401,7 +432,11 @@ class ForebayFileSystem(AbstractFileSystem):
 
 
 class ForebayFile(AbstractBufferedFile):
-    """An object that is open for reading, in the version that it had then."""
+    """An object that is open for reading, in the version that it had then.
+
+    Opening it raises `NotFoundError` if it is not there, reading it `ChangedError` if it was overwritten meanwhile, and both
+    what `ForebayFileSystem` says.
+    """
 
     def __init__(self, fs: ForebayFileSystem, path: Any, **options: Any) -> None:
         self.version = fs._objects.version(fs._uri(path))

@@ -39,6 +39,8 @@ class TrainerMixin:
     to be skipped. The number of ranks, the batch size and `gradient_accumulation_steps` may be others then, as long as the
     rows of an update (the loader's `global_batch` times `gradient_accumulation_steps`) and the updates of an epoch stay the
     same: `Trainer` knows its place by counting updates.
+
+    Making one raises `InvalidError` for ``auto_find_batch_size=True``, and what `Trainer` raises.
     """
 
     def __init__(self, *args: Any, train_loader: Loader[Batch] | Loader[Any], **kwargs: Any) -> None:
@@ -60,7 +62,8 @@ class TrainerMixin:
         """Trains, from a checkpoint if one is given, or from the last one if it is True. The loader goes on from its state.
 
         Raises `NotFoundError` for a checkpoint without such a state, `InvalidError` for one of a run whose updates have other
-        rows, and what `Trainer` raises where it is True and there is no checkpoint.
+        rows, what `Loader.load_state_dict` and iterating over the loader raise, and what `Trainer` raises where it is True
+        and there is no checkpoint.
         """
         trainer: Any = self
         wanted = resume_from_checkpoint

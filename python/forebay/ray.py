@@ -51,7 +51,7 @@ class Datasource(ray.data.Datasource):
         """Equal shares of the rows, at most `parallelism` of them and no more than the dataset has segments, as segments are
         cached as a whole. A task reads `per_task_row_limit` rows at most.
 
-        Raises what reading the schema raises, `RetryError` among others.
+        Nothing is read for it. Raises `ClosedError` in a forked process.
         """
         rows = self._dataset.num_rows
         tasks = max(1, min(parallelism, self._dataset.num_segments))

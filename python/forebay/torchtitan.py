@@ -20,20 +20,25 @@ __all__ = ["DataLoader"]
 
 
 class DataLoader(BaseDataLoader):
-    """Batches `({"input", "positions"}, labels)`, each tensor `[local_batch_size, seq_len]`, of rows that are `seq_len` + 1
-    tokens each.
+    """Batches `({"input", "positions"}, labels)`, each tensor `[local_batch_size, seq_len]` of int64, of rows that are
+    `seq_len` + 1 tokens each: `labels` are the tokens that follow those of `input`.
 
     Ranks that share their layers or their sequence read the same rows: TorchTitan says which ranks those are. The state is
     small, the same on every rank, and resumes on any number of them, which TorchTitan's own loaders refuse.
+
+    Raises what `forebay.torch.Loader` raises; iterating, also `InvalidError` for rows of another length.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
+        """Settings of the loader; the rank, the length of sequences and the size of batches are TorchTitan's."""
+
         dataset: str = ""
         """The URI of the dataset, read through the cache at $FOREBAY_ENDPOINT, or a node of this machine's own."""
         tokens: str = "tokens"
         """The column: lists of integers, one more than the sequence is long."""
         seed: int = 0
+        """The run's seed."""
         shuffle: int = 4
         """How many segments are mixed at a time; 0 for file order."""
         infinite: bool = True
@@ -55,6 +60,10 @@ class DataLoader(BaseDataLoader):
         )
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """Batches from where the run stands: one epoch, or with `infinite` one after the other.
+
+        Raises as the class says.
+        """
         while True:
             for batch in self._loader:
                 tokens = batch[self._tokens]
@@ -71,9 +80,14 @@ class DataLoader(BaseDataLoader):
                 return
 
     def state_dict(self) -> dict[str, Any]:
+        """The loader's `state_dict()`: after the batch that was given last, the same on every rank."""
         return {**self._loader.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next iteration goes on there, on any number of ranks; an empty state changes nothing.
+
+        Raises what `Loader.load_state_dict` raises.
+        """
         # TorchTitan loads an empty one where a checkpoint has none.
         if state_dict:
             self._loader.load_state_dict(state_dict)  # type: ignore[arg-type]
