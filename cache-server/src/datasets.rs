@@ -38,7 +38,7 @@ pub struct OpenDataset {
     pub notes: Vec<String>,
 }
 
-/// The datasets of a node.
+/// The datasets that a node has frozen, or was told of by other nodes.
 pub struct Datasets {
     source: SegmentReader,
     allow: Arc<Allowed>,
@@ -230,7 +230,7 @@ impl Datasets {
         self.known.lock().is_superseded(dataset)
     }
 
-    /// All known datasets.
+    /// All known datasets, ordered by URI.
     pub fn list(&self) -> Vec<Dataset> {
         let mut all = self.known.lock().list();
         all.sort_by(|a, b| a.manifest.uri().cmp(b.manifest.uri()));

@@ -52,7 +52,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Counts an event.
+    /// Counts an event, in each of the counters that it belongs to.
     pub fn record(&self, event: Event) {
         let counters: &[&AtomicU64] = match event {
             Event::Hit => &[&self.hits],

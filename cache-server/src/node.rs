@@ -44,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 /// somebody waits for the node: who started it is to know why it does not serve.
 const START_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The parts of a node.
+/// What a node consists of. All of its services share one.
 pub struct Node {
     pub name: String,
     pub started: Instant,

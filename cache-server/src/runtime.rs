@@ -18,7 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 /// Threads beside those that work at once: for those that wait for disks which hang, until they answer (of
-/// eight, one after the other), and for work that is short or rare enough to need no turn.
+/// eight, one after the other), and for work that is short or rare enough to need no slot.
 const SPARE: usize = 8 * off_thread::AT_ONCE;
 
 /// By how much their priority is lower: a tenth of an async thread's share of a core that both want.
@@ -35,7 +35,7 @@ const BLOCKING: &str = "forebay-work";
 /// later may have the lower priority of the others.
 const START: Duration = Duration::from_secs(5);
 
-/// The runtime of a node.
+/// A runtime with an async thread for each core, and others of lower priority for work that blocks.
 pub fn runtime() -> io::Result<Runtime> {
     let cores = available_parallelism().map_or(2, usize::from);
     let begun = AtomicUsize::new(0);
@@ -84,7 +84,7 @@ static HANGS: LazyLock<watch::Sender<u64>> = LazyLock::new(|| watch::Sender::new
 /// What still comes of a disk that hangs must come within this time.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
-/// Has all who wait for work on a disk give it up, unless it ends at once, and other work take its turns: a
+/// Has all who wait for work on a disk give it up, unless it ends at once, and other work take its slots: a
 /// disk hangs.
 pub fn give_up_disk_work() {
     HANGS.send_modify(|hangs| *hangs += 1);

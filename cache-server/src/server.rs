@@ -116,17 +116,17 @@ impl Server {
         })
     }
 
-    /// Where gRPC is served.
+    /// Where gRPC is served, with the port that the system chose if that was left to it.
     pub fn address(&self) -> &ListenAddress {
         &self.address
     }
 
-    /// Where metrics are served.
+    /// Where metrics are served, if they are; likewise.
     pub fn metrics_address(&self) -> Result<Option<SocketAddr>> {
         self.metrics.as_ref().map(local).transpose()
     }
 
-    /// Where S3 clients are served.
+    /// Where S3 clients are served, if they are; likewise.
     pub fn s3_address(&self) -> Result<Option<SocketAddr>> {
         self.s3.as_ref().map(|(listener, _)| local(listener)).transpose()
     }

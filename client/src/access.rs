@@ -27,7 +27,7 @@ pub const ZONE_VARIABLE: &str = "FOREBAY_ZONE";
 /// ```
 #[derive(Debug, Clone)]
 pub enum Access {
-    /// Through a cache.
+    /// From the nodes of a cache: those that were named, and those that they tell of.
     Endpoint(Endpoints),
     /// From the object store, decoded in this process with the cache's own code.
     Direct(Direct),

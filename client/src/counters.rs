@@ -73,7 +73,7 @@ fn since(before: &Counters, after: &Counters) -> Counters {
     combine(before, after, |before, after| after.checked_sub(before).unwrap_or(after))
 }
 
-/// Both together.
+/// Each counter of both, added up.
 pub fn sum(a: &Counters, b: &Counters) -> Counters {
     combine(a, b, |a, b| a + b)
 }

@@ -2,7 +2,7 @@
 
 use crate::access::Access;
 use crate::direct::Direct;
-use crate::kept::Kept;
+use crate::idle_slot::IdleSlot;
 use crate::list::{self, List};
 use crate::node::Node;
 use crate::snapshot;
@@ -156,11 +156,11 @@ impl DatasetSpec {
 pub struct Dataset {
     /// Where its data comes from.
     pub access: Access,
-    /// What was asked for.
+    /// What was asked for, lists and snapshots resolved.
     pub spec: DatasetSpec,
-    /// The frozen dataset.
+    /// Names its objects in their versions, and how they are cut into segments.
     pub manifest: Arc<Manifest>,
-    /// All columns.
+    /// All columns, whether they are read or not.
     pub schema: SchemaRef,
     /// The columns to read: ascending indices into `schema`.
     pub projection: Arc<[usize]>,
@@ -171,10 +171,10 @@ pub struct Dataset {
     /// For people: objects that were left out, and what else they may not expect.
     pub notes: Vec<String>,
     /// Memory for batches that the last loader left to the next one.
-    pub(crate) left: Kept<Pool>,
+    pub(crate) left: IdleSlot<Pool>,
 }
 
-/// What opening gives.
+/// What a node, or this process itself, says of a dataset that is opened.
 struct Answer {
     manifest: Arc<Manifest>,
     projected_bytes: u64,
@@ -222,7 +222,7 @@ impl Dataset {
             projected_schema,
             projected_bytes,
             notes,
-            left: Kept::default(),
+            left: IdleSlot::default(),
         })
     }
 

@@ -38,7 +38,7 @@ struct DirectInner {
 /// A segment's columns: manifest, segment, projection.
 type SegmentKey = (DatasetId, u32, Vec<usize>);
 
-/// The bytes of a decoded segment.
+/// Weighs decoded segments by the memory that they take.
 #[derive(Clone)]
 struct SegmentBytes;
 
@@ -67,7 +67,7 @@ impl Direct {
         Ok(Self(Arc::new(DirectInner { source, segments, hits, joins, misses })))
     }
 
-    /// The object stores.
+    /// Reads object stores, past the segments that are kept in memory.
     pub fn source(&self) -> &SegmentReader {
         &self.0.source
     }

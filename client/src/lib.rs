@@ -44,7 +44,7 @@ mod endpoints;
 mod environment;
 pub mod fan_out;
 pub mod fill;
-mod kept;
+mod idle_slot;
 mod list;
 pub mod loader;
 mod local_node;

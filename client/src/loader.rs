@@ -52,10 +52,10 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 use worker::{ReadContext, Wire};
 
-/// What comes next.
+/// What a loader hands out, in the order of the plan.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A batch.
+    /// This rank's rows of the next step, all of them.
     Batch(Batch),
     /// All batches of an epoch were handed out.
     EpochEnd(EpochSummary),
@@ -72,7 +72,7 @@ pub struct EpochSummary {
     pub content: Option<ContentDigest>,
     /// Samples, padding left out.
     pub samples: u64,
-    /// How many batches.
+    /// Batches that were handed out, one for each step.
     pub steps: u64,
 }
 
@@ -233,7 +233,7 @@ impl Loader {
         self.state().to_bytes().to_vec()
     }
 
-    /// The dataset that is read.
+    /// The dataset, as it was opened.
     pub fn dataset(&self) -> &Dataset {
         &self.context.dataset
     }

@@ -77,7 +77,7 @@ struct Local {
 /// What a node says of itself.
 #[derive(Debug, Clone)]
 pub struct LocalNodeStatus {
-    /// Its process.
+    /// The id of its process; `None` if the system does not tell it.
     pub pid: Option<i32>,
     /// As any node's.
     pub status: StatusReply,

@@ -108,7 +108,7 @@ impl Node {
         CacheClient::new(self.authorized()).max_decoding_message_size(usize::MAX)
     }
 
-    /// Objects, byte for byte.
+    /// The service that reads single objects, byte for byte.
     pub(crate) fn objects(&self) -> ObjectsClient<NodeChannel> {
         ObjectsClient::new(self.authorized()).max_decoding_message_size(OBJECT_REPLY_BYTES_MAX)
     }
@@ -126,7 +126,7 @@ impl Node {
         self.reply(self.snapshots().save_parts(stream::iter(parts))).await
     }
 
-    /// The cache's snapshots.
+    /// The service of snapshots, which all nodes of a cluster share.
     pub(crate) fn snapshots(&self) -> SnapshotsClient<NodeChannel> {
         SnapshotsClient::new(self.authorized()).max_decoding_message_size(usize::MAX)
     }

@@ -3,7 +3,7 @@
 //! address as if there were nothing else.
 
 use crate::credentials::NodeChannel;
-use crate::kept::Kept;
+use crate::idle_slot::IdleSlot;
 use crate::stream::{SessionRequest, SharedSession};
 use bytes::Bytes;
 use forebay_dataset::shared::host_id;
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub(crate) struct HostOf {
     place: Mutex<Place>,
     /// Of a stream that came to its end.
-    idle: Kept<SharedSession>,
+    idle: IdleSlot<SharedSession>,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -62,7 +62,7 @@ impl HostOf {
                 return Some((address, session));
             }
             let (socket, instance) = (door.socket.clone(), door.instance.clone());
-            match SharedSession::open(socket, instance, request, self.idle.way()).await {
+            match SharedSession::open(socket, instance, request, self.idle.downgrade()).await {
                 Ok(session) => return Some((address, session)),
                 Err(e) => {
                     tracing::debug!(error = %e, socket = door.socket, "no memory is shared with a node");

@@ -82,7 +82,7 @@ pub(crate) async fn read(
 ) -> Result<Option<TableLog>> {
     let (source, uri, runtime) = (source.clone(), uri.to_owned(), Handle::current());
     let turn = READERS.acquire().await.map_err(|_| Error::closed("no log is read any more"))?;
-    // It waits for other work, so it must not have a turn of `off_thread`.
+    // It waits for other work, so it must not have a slot of `off_thread`.
     let reading = tokio::task::spawn_blocking(move || {
         // Until the work ends, even if nobody waits for it any more.
         let _turn = turn;

@@ -40,9 +40,10 @@ pub struct Frozen {
     pub manifest: Manifest,
     /// Its schema, decoded.
     pub schema: SchemaRef,
-    /// Compressed bytes of each column in all objects.
+    /// Compressed bytes of each column in all objects, less row groups of which a filter or deletions leave
+    /// no row.
     pub column_bytes: Vec<u64>,
-    /// Row groups of all objects.
+    /// Row groups of all objects, less those of which a filter or deletions leave no row.
     pub row_groups: u64,
     /// Columns that the dataset has not, as the objects do not agree on their types.
     pub conflicts: Vec<Conflict>,
@@ -197,17 +198,17 @@ async fn passing(
     let predicate = filter.as_ref().map(|filter| bound(uri, filter, &table)).transpose()?.map(Arc::new);
     let (schema, shape, segment_bytes) = (&table.schema, table.shape.as_ref(), selection.segment_bytes);
     let of = FilteredTable { schema, shape, predicate: predicate.as_ref() };
-    let kept = filtered::kept(tools, &found.objects, &opened, (of, segment_bytes)).await?;
+    let passing = filtered::passing(tools, &found.objects, &opened, (of, segment_bytes)).await?;
     let text = predicate.map(|predicate| predicate.text.clone()).unwrap_or_default();
-    if kept.segments.is_empty() && !text.is_empty() {
+    if passing.segments.is_empty() && !text.is_empty() {
         return Err(Error::invalid(format!(
             "{uri}: filter `{text}` leaves no row: look at some values with `forebay cat --limit 10`"
         )));
     }
-    let parts = (text, kept.segments, table.shape.clone());
+    let parts = (text, passing.segments, table.shape.clone());
     let ipc = to_ipc(&table.schema)?;
     let manifest = Manifest::new_filtered(uri.clone(), segment_bytes, ipc, named(found.objects), parts)?;
-    Frozen::of(manifest, table, kept.column_bytes, kept.row_groups)
+    Frozen::of(manifest, table, passing.column_bytes, passing.row_groups)
 }
 
 fn table_of(selection: &Selection, found: &Found, schemas: &Schemas) -> Result<Table> {

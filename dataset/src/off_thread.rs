@@ -3,7 +3,7 @@
 //! It runs on the runtime's other threads, a bounded number of them at once for each of two kinds of work.
 //! What finds none waits in a queue. The right to a thread belongs to the work rather than to the one who
 //! waits for it: a stream that its reader does not poll keeps no thread from others. The threads of a disk
-//! that hangs cannot be ended; they are written off ([`write_off`]), and others take their turns.
+//! that hangs cannot be ended; they are written off ([`write_off`]), and others take their slots.
 //!
 //! Work must not wait for other work: if all threads did, nothing would go on.
 
@@ -49,7 +49,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 }
 
 /// Counts none of the work any more that is under way on disks, as one of them hangs: it may stay for long,
-/// and others take its turns at once.
+/// and others take its slots at once.
 pub fn write_off() {
     DISK.write_off();
 }
@@ -61,11 +61,12 @@ fn cores() -> usize {
 /// Threads for one kind of work.
 struct Threads {
     most: usize,
-    turns: Mutex<Turns>,
+    slots: Mutex<BlockingSlots>,
 }
 
+/// Blocking jobs: one for each slot that is taken is under way, the others wait.
 #[derive(Default)]
-struct Turns {
+struct BlockingSlots {
     /// Those that work has, but for what was written off.
     taken: usize,
     /// How often work was written off.
@@ -81,14 +82,14 @@ struct Job {
 }
 
 /// The right to a thread. The next work has it when it is dropped.
-struct Turn {
+struct BlockingSlot {
     of: &'static Threads,
     round: u64,
 }
 
 impl Threads {
     fn new(most: usize) -> Self {
-        Self { most, turns: Mutex::default() }
+        Self { most, slots: Mutex::default() }
     }
 
     async fn run<T: Send + 'static>(&'static self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
@@ -109,60 +110,60 @@ impl Threads {
     }
 
     fn begin(&'static self, job: Job) {
-        let turn = {
-            let mut turns = self.turns.lock();
-            if turns.taken >= self.most {
-                turns.waiting.push_back(job);
+        let slot = {
+            let mut slots = self.slots.lock();
+            if slots.taken >= self.most {
+                slots.waiting.push_back(job);
                 return;
             }
-            turns.taken += 1;
-            Turn { of: self, round: turns.round }
+            slots.taken += 1;
+            BlockingSlot { of: self, round: slots.round }
         };
-        turn.spend(job);
+        slot.run(job);
     }
 
     fn write_off(&'static self) {
-        let begun: Vec<(Turn, Job)> = {
-            let mut turns = self.turns.lock();
-            turns.round += 1;
-            turns.taken = turns.waiting.len().min(self.most);
-            let (taken, round) = (turns.taken, turns.round);
-            turns.waiting.drain(..taken).map(|job| (Turn { of: self, round }, job)).collect()
+        let begun: Vec<(BlockingSlot, Job)> = {
+            let mut slots = self.slots.lock();
+            slots.round += 1;
+            slots.taken = slots.waiting.len().min(self.most);
+            let (taken, round) = (slots.taken, slots.round);
+            slots.waiting.drain(..taken).map(|job| (BlockingSlot { of: self, round }, job)).collect()
         };
-        begun.into_iter().for_each(|(turn, job)| turn.spend(job));
+        begun.into_iter().for_each(|(slot, job)| slot.run(job));
     }
 }
 
-impl Turn {
-    fn spend(self, job: Job) {
+impl BlockingSlot {
+    fn run(self, job: Job) {
         let Job { runtime, work } = job;
-        // Dropped without being run where the runtime has ended, and so is the turn.
+        // Dropped without being run where the runtime has ended, and so is the slot.
         runtime.spawn_blocking(move || {
-            let _turn = self;
+            let _slot = self;
             work();
         });
     }
 
-    /// The work that has the turn next; `None` if the turn is over.
+    /// The work that has the slot next; `None` if none waits, or the slot was written off.
     fn next(&self) -> Option<Job> {
-        let mut turns = self.of.turns.lock();
-        if turns.round != self.round {
+        let mut slots = self.of.slots.lock();
+        if slots.round != self.round {
             return None;
         }
-        let next = turns.waiting.pop_front();
+        let next = slots.waiting.pop_front();
         if next.is_none() {
-            turns.taken -= 1;
+            slots.taken -= 1;
         }
         next
     }
 }
 
 thread_local! {
-    /// While this thread gives a turn to other work: whether it came back, as that work's runtime has ended.
+    /// While this thread gives a slot to other work: whether it came back, as that work's runtime has ended.
     static CAME_BACK: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-impl Drop for Turn {
+impl Drop for BlockingSlot {
     fn drop(&mut self) {
         if CAME_BACK.get().is_some() {
             // Inside of the loop below, which gives it to the next.
@@ -172,9 +173,9 @@ impl Drop for Turn {
         while let Some(job) = self.next() {
             CAME_BACK.set(Some(false));
             // It panics where the system has no thread left.
-            let turn = Turn { of: self.of, round: self.round };
-            let spent = catch_unwind(AssertUnwindSafe(|| turn.spend(job)));
-            if CAME_BACK.take() == Some(false) && spent.is_ok() {
+            let slot = BlockingSlot { of: self.of, round: self.round };
+            let begun = catch_unwind(AssertUnwindSafe(|| slot.run(job)));
+            if CAME_BACK.take() == Some(false) && begun.is_ok() {
                 break;
             }
         }
@@ -226,7 +227,7 @@ mod tests {
                 }))
             })
             .collect();
-        wait_until("all wait", || threads.turns.lock().waiting.len() == 16);
+        wait_until("all wait", || threads.slots.lock().waiting.len() == 16);
         wait_until("four are at it", || begun.load(SeqCst) == 4);
         waiters.iter().for_each(|waiter| waiter.abort());
         runtime.block_on(async {
@@ -251,7 +252,7 @@ mod tests {
             }
         });
         assert_eq!(begun.load(SeqCst), 4, "what nobody waits for any more is not begun");
-        wait_until("all turns are over", || threads.turns.lock().taken == 0);
+        wait_until("all slots are free", || threads.slots.lock().taken == 0);
         // Who was written off ends later, which counts for nothing.
         drop(hang);
         runtime.block_on(async {
@@ -261,7 +262,7 @@ mod tests {
                 timeout(PATIENCE, one).await.unwrap().unwrap().unwrap();
             }
         });
-        wait_until("all turns are over", || threads.turns.lock().taken == 0);
+        wait_until("all slots are free", || threads.slots.lock().taken == 0);
     }
 
     /// Work that fails where more than four are at it.
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_panics_or_outlives_its_runtime_gives_its_turn_back() {
+    fn work_that_panics_or_outlives_its_runtime_gives_its_slot_back() {
         let (threads, first) = (threads(1), runtime(1));
         let panics = || -> u8 { panic!("on purpose") };
         assert_eq!(first.block_on(threads.run(panics)).unwrap_err().kind, Kind::Corrupt);
@@ -301,12 +302,12 @@ mod tests {
         first.spawn(threads.run(work));
         began.recv_timeout(PATIENCE).unwrap();
         let lost = first.spawn(threads.run(|| ()));
-        wait_until("one waits", || threads.turns.lock().waiting.len() == 1);
+        wait_until("one waits", || threads.slots.lock().waiting.len() == 1);
         first.shutdown_background();
         drop(lost);
         let second = runtime(1);
         let next = second.spawn(threads.run(|| 5));
-        wait_until("two wait", || threads.turns.lock().waiting.len() == 2);
+        wait_until("two wait", || threads.slots.lock().waiting.len() == 2);
         open.send(()).unwrap();
         let next = second.block_on(async { timeout(PATIENCE, next).await.unwrap().unwrap() });
         assert_eq!(next.unwrap(), 5);
@@ -317,15 +318,15 @@ mod tests {
         let (threads, ending) = (threads(1), runtime(1));
         let (open, gate) = sync_channel::<()>(1);
         ending.spawn(threads.run(move || gate.recv().is_ok()));
-        wait_until("one is at it", || threads.turns.lock().taken == 1);
+        wait_until("one is at it", || threads.slots.lock().taken == 1);
         // One inside of the other they would need more than any stack.
         let many = 100_000;
         let waiting: Vec<_> = (0..many).map(|_| ending.spawn(threads.run(|| ()))).collect();
-        wait_until("all others wait", || threads.turns.lock().waiting.len() == many);
+        wait_until("all others wait", || threads.slots.lock().waiting.len() == many);
         ending.shutdown_background();
         open.send(()).unwrap();
-        wait_until("all turns are over", || threads.turns.lock().taken == 0);
-        assert!(threads.turns.lock().waiting.is_empty());
+        wait_until("all slots are free", || threads.slots.lock().taken == 0);
+        assert!(threads.slots.lock().waiting.is_empty());
         drop(waiting);
         assert_eq!(runtime(1).block_on(threads.run(|| 7)).unwrap(), 7);
     }

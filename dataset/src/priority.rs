@@ -177,7 +177,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl SemaphorePermit {
-    /// The weight of the permit.
+    /// How much of the semaphore's limit it takes.
     pub fn weight(&self) -> u64 {
         self.weight
     }

@@ -8,7 +8,7 @@ use crate::settings::Augment;
 /// Which sample of which epoch of which run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
-    /// The run's seed.
+    /// Of the run: with another seed the same sample is varied otherwise.
     pub seed: u64,
     pub epoch: u64,
     /// The sample's number in the dataset.

@@ -42,13 +42,13 @@ pub struct Rows<'a> {
 /// How the images of an epoch are varied.
 #[derive(Debug, Clone, Copy)]
 pub struct Vary {
-    /// How they are changed.
+    /// Which changes are drawn for each image, if any.
     pub augment: Augment,
     /// Least share of an image that is left of it, with [`Augment::Crop`]; above 0, at most 1.
     pub crop_share: f64,
-    /// The run's seed.
+    /// Of the run: the changes of an image follow from it, the epoch and the sample.
     pub seed: u64,
-    /// The epoch, from 0.
+    /// Counted from 0. A sample is varied otherwise in each.
     pub epoch: u64,
 }
 

@@ -23,7 +23,7 @@ const RAW_SIDE_MAX: i64 = 65_536;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageSettings {
-    /// What the column holds.
+    /// Whether they are files or plain pixels.
     pub source: ImageSource,
     /// 3 for colours, 1 for grey.
     pub channels: i64,
@@ -37,7 +37,7 @@ pub struct ImageSettings {
 pub enum ImageSource {
     /// JPEG or PNG files, of any size.
     Encoded,
-    /// Pixels.
+    /// Pixels without a file around them; all images have this one shape.
     Raw(Raw),
 }
 
@@ -134,7 +134,7 @@ impl Raw {
         })
     }
 
-    /// Bytes of an image.
+    /// Bytes of an image: one for each channel of each pixel.
     pub fn bytes(&self) -> i64 {
         self.height * self.width * self.channels
     }

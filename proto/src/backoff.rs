@@ -29,7 +29,7 @@ impl Backoff {
         Self { first, max, bound: first }
     }
 
-    /// The next wait.
+    /// How long to wait now: half of a bound, to all of it. The bound doubles with each call.
     #[expect(
         clippy::should_implement_trait,
         reason = "the series never ends: an Option would always be Some"

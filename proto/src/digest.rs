@@ -66,7 +66,8 @@ set_digest!(
 );
 
 impl OrderDigest {
-    /// Adds one sample.
+    /// Adds the sample of this number at its position. Samples may be added in any order: the digest is a
+    /// sum.
     #[inline]
     pub fn add(&mut self, position: u64, sample: u64) {
         let mut pair = [0; 16];

@@ -33,7 +33,7 @@ pub struct Error {
     pub message: String,
 }
 
-/// Result with [`Error`].
+/// A result whose error, unless another is named, says what the caller must do.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 macro_rules! constructors {

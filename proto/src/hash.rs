@@ -46,7 +46,7 @@ impl Default for Hash128 {
 }
 
 impl Hash64 {
-    /// Adds the next bytes.
+    /// Takes the next bytes. How all of them are cut into calls makes no difference.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }
@@ -58,7 +58,7 @@ impl Hash64 {
 }
 
 impl Hash128 {
-    /// Adds the next bytes.
+    /// Takes the next bytes. How all of them are cut into calls makes no difference.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use tracing_subscriber::EnvFilter;
 
-/// The variable of one program.
+/// The variable that says what one program logs.
 #[derive(Debug, Clone, Copy)]
 pub struct LogVariable {
     /// As in `RUST_LOG=debug`.

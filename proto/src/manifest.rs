@@ -170,7 +170,7 @@ impl Manifest {
         Ok(manifest.identified())
     }
 
-    /// The dataset's URI.
+    /// Where the dataset lies, in normal form; of a mix `mix(...)`, which names all of its datasets.
     pub fn uri(&self) -> &str {
         &self.uri
     }
@@ -266,7 +266,7 @@ impl Manifest {
         identity::sizes_hash(&self.segments)
     }
 
-    /// The full URI of an object.
+    /// The URI by which an object is read, whether it is named by its key or by its own URI.
     pub fn object_uri(&self, object: &Object) -> String {
         object_uri(&self.uri, &object.key)
     }

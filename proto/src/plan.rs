@@ -43,7 +43,7 @@ use std::ops::Range;
 
 pub use key::{PlanKey, Sample, Shuffle, VERSION};
 
-/// The order of one epoch.
+/// The order of one epoch: which sample stands at which position.
 #[derive(Debug, Clone)]
 pub struct Order {
     key: PlanKey,
@@ -72,7 +72,7 @@ impl Order {
         Self { key, kind: OrderKind::One(Sequence::new(rows, 0, key)) }
     }
 
-    /// What made this order.
+    /// The manifest's digest, seed, epoch and shuffle that it was made with.
     pub fn key(&self) -> &PlanKey {
         &self.key
     }

@@ -8,7 +8,7 @@ use crate::v1::MessageMeta;
 pub struct RowRun {
     /// Steps after the message's `first_step`.
     pub step: u32,
-    /// Index of the segment.
+    /// Index into the manifest's segments.
     pub segment: u32,
     /// Number of rows.
     pub rows: u32,

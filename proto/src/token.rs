@@ -39,9 +39,9 @@ pub struct GivenToken<'a> {
 /// A token as a policy knows it: `ID:HASH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownToken {
-    /// Its name.
+    /// The name that logs and policies have for it; no secret.
     pub id: String,
-    /// Of the whole text.
+    /// SHA-256 of the whole text.
     pub hash: TokenHash,
 }
 
@@ -78,7 +78,7 @@ impl<'a> GivenToken<'a> {
         is_fit.then_some(Self { id, text })
     }
 
-    /// Its SHA-256.
+    /// SHA-256 of the whole text: what a policy keeps of it.
     pub fn hash(&self) -> TokenHash {
         hash(self.text)
     }

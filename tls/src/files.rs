@@ -18,7 +18,7 @@ const SETTLE: (Duration, usize) = (Duration::from_millis(50), 20);
 pub struct TlsFiles {
     /// The own certificate, followed by those between it and its authority.
     pub cert: Option<PathBuf>,
-    /// The own private key.
+    /// The private key of `cert`: neither is given without the other.
     pub key: Option<PathBuf>,
     /// The authorities whose certificates are believed.
     pub ca: Option<PathBuf>,

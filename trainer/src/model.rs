@@ -97,7 +97,7 @@ impl Model {
         }
     }
 
-    /// What that average means.
+    /// What the average of the scores measures. It follows from the model, of an mlp from its task.
     pub fn metric(&self) -> Metric {
         match self.settings {
             ModelSettings::Mlp(MlpSettings { task: Task::Regression, .. }) => Metric::SquaredError,
@@ -111,13 +111,13 @@ impl Model {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "model", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ModelSettings {
-    /// [`convnet::ConvNet`].
+    /// A [`convnet::ConvNet`]; it comes in one size.
     Convnet,
-    /// [`resnet::Resnet`].
+    /// A [`resnet::Resnet`] of some depth, for images of some kind.
     Resnet(ResnetSettings),
-    /// [`mlp::Mlp`].
+    /// A [`mlp::Mlp`] with layers of some widths, for a task.
     Mlp(MlpSettings),
-    /// [`gpt::Gpt`].
+    /// A [`gpt::Gpt`] of some width and depth, for a context.
     Gpt(GptSettings),
 }
 
@@ -127,7 +127,7 @@ pub enum ModelSettings {
 pub enum Metric {
     /// The share of rows whose class is found.
     Accuracy,
-    /// The mean of the squared errors.
+    /// The mean of the squared errors of a regression, in the square of the label's unit.
     SquaredError,
     /// e to the mean loss of a token.
     Perplexity,
@@ -200,7 +200,8 @@ impl ModelSettings {
 /// What the training data says about a model's settings where the flags do not.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DataFacts {
-    /// The number of classes.
+    /// How many classes the label has, if it has any: what `--classes` says, or one more than its largest
+    /// value.
     pub classes: i64,
     /// The means of columns whose nulls they stand for.
     pub means: HashMap<String, f64>,

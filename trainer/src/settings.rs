@@ -250,7 +250,7 @@ impl Settings {
         }
     }
 
-    /// The dataset to evaluate on.
+    /// The dataset to evaluate on; `None` without `--test`.
     pub fn test_spec(&self) -> Option<DatasetSpec> {
         let uri = self.test.as_ref()?;
         let no_partitions = self.no_partitions;
@@ -270,7 +270,7 @@ impl Settings {
         })
     }
 
-    /// How rows are shuffled.
+    /// The shuffle that the flags ask for; windows of segments if they ask for none.
     pub fn shuffle(&self) -> Shuffle {
         match self.shuffle {
             Some(ShuffleAll::None) => Shuffle::None,

@@ -85,7 +85,7 @@ pub struct Authority {
 pub struct AuthFigures {
     /// Policies that came into force.
     pub policies: AtomicU64,
-    /// Those that were wrong.
+    /// Policies that were wrong: the one before stays in force.
     pub policies_refused: AtomicU64,
     /// Calls of those who are not known, and calls that those who are known may not make.
     pub unknown: AtomicU64,

@@ -43,7 +43,7 @@ const fn call(name: &'static str, roles: &'static [CallerRole], checked: Checked
     Call { name, roles, checked }
 }
 
-/// All calls.
+/// All calls: who may make each, and which URIs of its request are checked.
 pub const CALLS: &[Call] = &[
     call("/forebay.v1.Cache/Open", USERS, EveryUri),
     call("/forebay.v1.Cache/OpenParts", USERS, EveryUri),

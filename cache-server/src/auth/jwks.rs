@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a URL is asked for its keys, and after how long again if it failed.
 const REFRESH: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(15));
 
-/// The keys of now.
+/// An authority's keys, as they were read last.
 #[derive(Debug, Default)]
 pub struct KeySet(Vec<NamedKey>);
 

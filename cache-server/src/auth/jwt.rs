@@ -35,7 +35,7 @@ const ALGORITHMS: [Algorithm; 9] = [
 /// Of a token without the claims that every one must have.
 const NO_CLAIM: &str = "its JSON Web Token lacks exp, aud or iss";
 
-/// Checks tokens.
+/// Checks JSON Web Tokens: their signatures, their times, and who made them for whom.
 #[derive(Debug)]
 pub struct JwtVerifier {
     settings: JwtSettings,

@@ -171,7 +171,7 @@ impl Policy {
         self.principals.iter().filter_map(limit).collect()
     }
 
-    /// Whose a credential is.
+    /// Whose a credential is; `None` if it is nobody's here.
     pub fn principal_of(&self, credential: &Credential) -> Option<Arc<Principal>> {
         let number = match credential {
             Credential::Token { id, hash } => self.of_token(id, hash),

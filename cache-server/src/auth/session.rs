@@ -101,7 +101,7 @@ impl Session {
         }
     }
 
-    /// Who has the credential.
+    /// Who has the credential, as the policy of now has it.
     pub fn principal(&self) -> Arc<Principal> {
         self.principal.lock().clone()
     }

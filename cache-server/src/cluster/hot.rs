@@ -59,7 +59,7 @@ impl HotSegments {
         self.load.get()
     }
 
-    /// Which segments are hot.
+    /// The hot segments that were found, locked as long as they are looked at.
     pub fn detection(&self) -> MutexGuard<'_, Detection> {
         self.detection.lock()
     }

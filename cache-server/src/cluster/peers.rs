@@ -35,7 +35,7 @@ const MEMORY: Duration = Duration::from_secs(20);
 /// Nodes that are asked at once whether they take readers.
 const ASKED_AT_ONCE: usize = 64;
 
-/// The other nodes.
+/// Asks the other nodes of the cluster, and keeps the connections to them.
 #[derive(Debug)]
 pub struct Peers {
     pub ownership: Arc<Ownership>,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct Dataset {
     pub manifest: Arc<Manifest>,
-    /// All columns.
+    /// All columns, whichever are read.
     pub schema: SchemaRef,
 }
 

@@ -160,7 +160,7 @@ impl Known {
         self.entries.values().any(is_later)
     }
 
-    /// All of them.
+    /// All of them, in no order.
     pub fn list(&self) -> Vec<Dataset> {
         self.entries.values().map(|entry| entry.dataset.clone()).collect()
     }

@@ -68,7 +68,7 @@ pub struct DiskCacheSettings {
     pub raw_share: f64,
     /// Bytes of mapped files whose pages may be in the process's memory.
     pub maps_bytes: u64,
-    /// Files that are kept open.
+    /// Files that are kept open at most, for reads of small ranges.
     pub kept_files: usize,
     /// How long all directories may hang when they are opened before that is an error.
     pub start_patience: Duration,

@@ -66,7 +66,7 @@ impl Wanted {
     }
 }
 
-/// Decides who leaves.
+/// Decides which files leave for one that is to be written.
 #[derive(Debug)]
 pub struct Evictor {
     index: Arc<Mutex<Index>>,

@@ -193,7 +193,7 @@ impl Unsealed {
         self.body_offset() as u64 + self.header.body_bytes()
     }
 
-    /// Computes the checksums.
+    /// Computes the checksums, by a pass over all bytes, and puts them into the header.
     pub fn seal(mut self) -> Encoded {
         #[cfg(test)]
         SEALED.set(SEALED.get() + 1);

@@ -51,7 +51,7 @@ impl Stamp {
     }
 }
 
-/// A hash of a [`Stamp`].
+/// A hash of a [`Stamp`], never 0: an `Option` of it takes no more room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StampMark(NonZeroU64);
 
@@ -124,12 +124,12 @@ pub trait Disk: std::fmt::Debug + Send + Sync {
         fs::rename(from, to)
     }
 
-    /// Removes a file.
+    /// Unlinks a file. Its bytes stay as long as it is open or mapped.
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
     }
 
-    /// Opens for reading.
+    /// Opens for reading by way of the page cache.
     fn open(&self, path: &Path) -> io::Result<File> {
         File::open(path)
     }
@@ -169,12 +169,12 @@ pub trait Disk: std::fmt::Debug + Send + Sync {
         file.metadata().map(|m| Stat::from(&m))
     }
 
-    /// What a path is.
+    /// What a path is; a link is not followed.
     fn stat_path(&self, path: &Path) -> io::Result<Stat> {
         fs::symlink_metadata(path).map(|m| Stat::from(&m))
     }
 
-    /// Names in a directory.
+    /// Names of files and folders in a directory, in no order.
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         fs::read_dir(path)?.map(|e| e.map(|e| e.file_name().to_string_lossy().into_owned())).collect()
     }
@@ -204,7 +204,7 @@ pub trait Disk: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// The disk that is there.
+/// The file systems of this machine. Tests have disks of their own.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RealDisk;
 

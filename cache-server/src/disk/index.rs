@@ -64,7 +64,7 @@ impl Entry {
         self.map.as_ref().is_some_and(|m| Arc::strong_count(m) > 1 || m.is_in_use())
     }
 
-    /// Its bytes if it is pinned.
+    /// What it adds to the bytes that are pinned.
     fn pinned_bytes(&self) -> u64 {
         if self.pinned { self.bytes } else { 0 }
     }
@@ -96,7 +96,7 @@ pub struct Replaced {
 #[derive(Debug)]
 pub struct Taken {
     pub key: FileKey,
-    /// Its bytes.
+    /// Its bytes, which count as used until it is unlinked.
     pub reservation: Reservation,
     /// Its map, to be dropped without the index's lock held.
     pub map: Option<Arc<Mapped>>,
@@ -186,7 +186,7 @@ impl Index {
         files().next().is_some() && columns.iter().all(|column| files().any(|e| e.columns.contains(column)))
     }
 
-    /// Bytes of files that are pinned.
+    /// What all files that are pinned take on the disk.
     pub fn pinned_bytes(&self) -> u64 {
         self.pinned_bytes
     }

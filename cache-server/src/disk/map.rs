@@ -33,7 +33,7 @@ use std::sync::atomic::{
 /// Pages that the kernel is asked about at once.
 const PAGES_ASKED: usize = 512;
 
-/// A mapped segment file.
+/// A segment file that is mapped, and its columns over the map.
 #[derive(Debug)]
 pub struct Mapped {
     /// The file, as it was when it was mapped or checked.

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 const PINS_MAX: usize = 1000;
 const URI_BYTES_MAX: usize = 2048;
 
-/// A set of URIs.
+/// URIs under which everything is pinned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PinSet {
     uris: BTreeSet<String>,

@@ -84,7 +84,7 @@ impl PrefixQuotas {
         self.numbers_of(object).into_iter().map(|number| self.limit_bytes(number)).min()
     }
 
-    /// The bytes that a limit allows.
+    /// What the limit of this number allows; `u64::MAX` if there is none.
     pub fn limit_bytes(&self, number: usize) -> u64 {
         self.all.get(number).map_or(u64::MAX, |quota| quota.limit.limit_bytes)
     }

@@ -6,7 +6,7 @@
 /// A limit that was lowered rises by this part of the share at least: each time the disk is written to.
 const RISE_PARTS: u64 = 256;
 
-/// The quota of one directory.
+/// What one directory may take on its disk, and how much of it is in use.
 #[derive(Debug, Default)]
 pub struct Quota {
     /// Bytes that the directory may use if its disk has them.

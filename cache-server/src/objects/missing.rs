@@ -71,7 +71,7 @@ impl<T: Clone> LastSecond<T> {
         }
     }
 
-    /// Forgets some.
+    /// Forgets what was answered about the URIs of which `is_gone` holds.
     pub fn forget(&self, is_gone: impl Fn(&str) -> bool) {
         self.kept.lock().answers.retain(|uri, _| !is_gone(uri));
     }

@@ -30,22 +30,23 @@ const MISSING_MAX: usize = 4096;
 /// The versions that were asked for last.
 pub struct Versions {
     reader: ObjectReader,
-    kept: Mutex<Kept>,
+    cached: Mutex<VersionCache>,
     missing: Arc<LastSecond<Error>>,
     /// By URI and by what may be said of a missing object: who wants the word of now shares no other.
     asking: SingleFlight<(String, MissingAge), Arc<ObjectVersion>>,
 }
 
+/// The last versions that the object store has told, young enough or not.
 #[derive(Default)]
-struct Kept {
-    versions: HashMap<Arc<str>, KeptVersion>,
+struct VersionCache {
+    versions: HashMap<Arc<str>, CachedVersion>,
     /// The oldest first; some may be gone.
     order: VecDeque<Arc<str>>,
     /// Bytes of the headers of all.
     headers_bytes: usize,
 }
 
-struct KeptVersion {
+struct CachedVersion {
     /// When the object store was asked.
     asked: Instant,
     version: Arc<ObjectVersion>,
@@ -63,7 +64,7 @@ enum Standing {
     Confirmed,
 }
 
-impl KeptVersion {
+impl CachedVersion {
     /// The standing of what the object store said next.
     fn standing_of(&self, asked: Instant, next: &ObjectVersion) -> Standing {
         match self.standing {
@@ -77,13 +78,13 @@ impl KeptVersion {
     }
 }
 
-impl Kept {
+impl VersionCache {
     fn insert(&mut self, asked: Instant, version: Arc<ObjectVersion>) {
         let uri = version.uri.clone();
         self.headers_bytes += version.headers.len();
         let before = self.versions.get(&uri);
         let standing = before.map_or(Standing::Good, |before| before.standing_of(asked, &version));
-        match self.versions.insert(uri.clone(), KeptVersion { asked, version, standing }) {
+        match self.versions.insert(uri.clone(), CachedVersion { asked, version, standing }) {
             Some(old) => self.headers_bytes -= old.version.headers.len(),
             None => self.order.push_back(uri),
         }
@@ -103,7 +104,7 @@ impl Kept {
 
     fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
         self.versions.retain(|uri, _| !is_gone(uri));
-        self.headers_bytes = self.versions.values().map(|kept| kept.version.headers.len()).sum();
+        self.headers_bytes = self.versions.values().map(|cached| cached.version.headers.len()).sum();
         self.order.retain(|uri| !is_gone(uri));
     }
 }
@@ -112,7 +113,7 @@ impl Versions {
     /// None is known yet.
     pub fn new(reader: ObjectReader) -> Self {
         let missing = Arc::new(LastSecond::new(MISSING_MAX));
-        Self { reader, kept: Mutex::default(), missing, asking: SingleFlight::default() }
+        Self { reader, cached: Mutex::default(), missing, asking: SingleFlight::default() }
     }
 
     /// The version of an object, which has a normalised URI, as old as `ages` allow.
@@ -126,10 +127,10 @@ impl Versions {
             let (reader, key) = (self.reader.clone(), uri.to_owned());
             async move { reader.version(&key, block_bytes).await.map(Arc::new) }
         };
-        self.kept_or(uri, ages, block_bytes, ask).await
+        self.cached_or(uri, ages, block_bytes, ask).await
     }
 
-    async fn kept_or<F>(
+    async fn cached_or<F>(
         &self,
         uri: &str,
         ages: (MetadataAge, MissingAge),
@@ -170,31 +171,31 @@ impl Versions {
     /// A reader found that the object has this tag no more. If the version that is kept has it, the object
     /// store is asked before that is told again; not if it has confirmed the version just now.
     pub fn doubt(&self, uri: &str, etag: &str) {
-        let mut kept = self.kept.lock();
-        if let Some(kept) = kept.versions.get_mut(uri)
-            && *kept.version.etag == *etag
-            && (kept.standing == Standing::Good
-                || kept.standing == Standing::Confirmed && kept.asked.elapsed() >= CONFIRMED)
+        let mut cached = self.cached.lock();
+        if let Some(cached) = cached.versions.get_mut(uri)
+            && *cached.version.etag == *etag
+            && (cached.standing == Standing::Good
+                || cached.standing == Standing::Confirmed && cached.asked.elapsed() >= CONFIRMED)
         {
-            kept.standing = Standing::Doubted(Instant::now());
+            cached.standing = Standing::Doubted(Instant::now());
         }
     }
 
     fn is_doubted(&self, version: &ObjectVersion) -> bool {
-        let kept = self.kept.lock();
-        let kept = kept.versions.get(&*version.uri).filter(|kept| kept.version.etag == version.etag);
-        kept.is_some_and(|kept| matches!(kept.standing, Standing::Doubted(_)))
+        let cached = self.cached.lock();
+        let cached = cached.versions.get(&*version.uri).filter(|cached| cached.version.etag == version.etag);
+        cached.is_some_and(|cached| matches!(cached.standing, Standing::Doubted(_)))
     }
 
     /// Forgets what lies under a URI.
     pub fn forget(&self, root: &str) {
-        self.kept.lock().forget(|uri| is_under(uri, root));
+        self.cached.lock().forget(|uri| is_under(uri, root));
         self.missing.forget(|uri| is_under(uri, root));
     }
 
     fn young(&self, uri: &str, age: MetadataAge, block_bytes: u64) -> Option<Arc<ObjectVersion>> {
-        let kept = self.kept.lock();
-        let KeptVersion { asked, version, standing } = kept.versions.get(uri)?;
+        let cached = self.cached.lock();
+        let CachedVersion { asked, version, standing } = cached.versions.get(uri)?;
         let is_young = match age {
             MetadataAge::Always => false,
             MetadataAge::Ttl(age) => asked.elapsed() < age,
@@ -235,10 +236,10 @@ impl Versions {
         let answer = flight.value.await;
         // Where each read asks, nothing is kept.
         if turnout == Turnout::Leader && age != MetadataAge::Always {
-            let mut kept = self.kept.lock();
+            let mut cached = self.cached.lock();
             match &answer {
-                Ok(version) => kept.insert(asked, version.clone()),
-                Err(_) => kept.remove(uri),
+                Ok(version) => cached.insert(asked, version.clone()),
+                Err(_) => cached.remove(uri),
             }
         }
         (turnout, answer)
@@ -274,7 +275,7 @@ mod tests {
             let version = tagged(store.0);
             async move { Ok(version) }
         };
-        let told = versions.kept_or(URI, (age, MissingAge::Now), BLOCK_BYTES, ask).await.unwrap();
+        let told = versions.cached_or(URI, (age, MissingAge::Now), BLOCK_BYTES, ask).await.unwrap();
         told.etag.to_string()
     }
 
@@ -329,7 +330,7 @@ mod tests {
             versions.doubt(URI, "one");
             gate.notify_one();
         };
-        let (told, ()) = tokio::join!(versions.kept_or(URI, ages, BLOCK_BYTES, ask), doubt);
+        let (told, ()) = tokio::join!(versions.cached_or(URI, ages, BLOCK_BYTES, ask), doubt);
         assert_eq!((&*told.unwrap().etag, asked.load(Relaxed)), ("two", 2));
     }
 
@@ -338,7 +339,7 @@ mod tests {
         let (versions, store) = (new_versions(), Mutex::new(("one", 0)));
         for asked in 1..3 {
             told(&versions, MetadataAge::Always, &store).await;
-            assert_eq!((store.lock().1, versions.kept.lock().versions.len()), (asked, 0));
+            assert_eq!((store.lock().1, versions.cached.lock().versions.len()), (asked, 0));
         }
     }
 }

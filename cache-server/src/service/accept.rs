@@ -22,7 +22,7 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 /// When the log last said that the system has no connection to give, for all listeners.
 static LAST_SAID: Mutex<Option<Instant>> = Mutex::new(None);
 
-/// A socket that listens.
+/// A socket that takes connections: by TCP, or from this host.
 pub trait Listening {
     type Stream;
 

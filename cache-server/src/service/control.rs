@@ -24,7 +24,7 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-/// The service.
+/// Answers the calls of the service `Cache`.
 pub struct Control {
     node: Arc<Node>,
     /// Ends open streams.

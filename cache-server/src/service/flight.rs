@@ -105,7 +105,7 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     let ticket = read_ticket(request.into_body(), &watch, &node.memory.requests, PATIENCE).await;
     let (ticket, memory) = ticket.inspect_err(|_| node.listeners.refusals.count(TurnedAway::Request))?;
     // A slow sender is not inside yet.
-    let pass = node.gate.enter()?.limited(who.limiter())?;
+    let permit = node.gate.enter()?.limited(who.limiter())?;
     let kind = ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))?;
     let (version, columns) = match &kind {
         v1::ticket::Kind::Plan(ticket) => {
@@ -137,7 +137,7 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     };
     let meter = StreamMeter::of_dataset(node.hot.clone(), node.events.clone(), dataset.manifest)
         .limited(who.limiter());
-    BatchBody::start(stream, meter, pass, memory, reader)
+    BatchBody::start(stream, meter, permit, memory, reader)
 }
 
 /// Checks a plan ticket, announces its plan and starts its stream.

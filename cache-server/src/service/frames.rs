@@ -4,7 +4,7 @@
 //! `data_body`, so a small head goes out first and the Arrow buffers follow as they are, each a frame of its
 //! own. Of a body that the reader sees in shared memory only its place is sent.
 
-use super::gate::{Pass, draining};
+use super::gate::{GatePermit, draining};
 use super::meter::StreamMeter;
 use super::shared::SharedReader;
 use crate::read::memory::MemoryPermit;
@@ -33,24 +33,24 @@ pub struct BatchBody {
     pending: VecDeque<Bytes>,
     has_ended: bool,
     meter: StreamMeter,
-    pass: Pass,
+    permit: GatePermit,
     /// The reader, if it shares memory.
     reader: Option<Arc<SharedReader>>,
     _memory: MemoryPermit,
 }
 
 impl BatchBody {
-    /// Sends `stream`, schema first; ends early with `Retry`, after a whole message, when the pass says so.
+    /// Sends `stream`, schema first; ends early with `Retry`, after a whole message, when the permit says so.
     /// `memory` is held until then.
     pub fn start(
         stream: BatchStream,
         meter: StreamMeter,
-        pass: Pass,
+        permit: GatePermit,
         memory: MemoryPermit,
         reader: Option<Arc<SharedReader>>,
     ) -> Result<tonic::body::Body> {
         let pending = frame(Message::schema(&stream.schema), None)?;
-        let body = Self { stream, pending, has_ended: false, meter, pass, reader, _memory: memory };
+        let body = Self { stream, pending, has_ended: false, meter, permit, reader, _memory: memory };
         let frames = futures::stream::unfold(body, |mut body| async move {
             let frame = body.next().await?;
             Some((Ok::<_, Status>(frame), body))
@@ -67,7 +67,7 @@ impl BatchBody {
         }
         let message = tokio::select! {
             biased;
-            () = self.pass.end.cancelled() => return Some(self.end(draining().into())),
+            () = self.permit.end.cancelled() => return Some(self.end(draining().into())),
             message = self.stream.messages.recv() => message,
         };
         Some(match message {

@@ -22,9 +22,9 @@ pub struct Gate {
     streams_max: usize,
 }
 
-/// A stream's stay inside.
+/// A stream's right to be inside: it counts there until this is dropped.
 #[derive(Debug)]
-pub struct Pass {
+pub struct GatePermit {
     /// Called when the stream shall end.
     pub end: CancellationToken,
     /// Its turn among those of its principal.
@@ -47,7 +47,7 @@ impl Gate {
     }
 
     /// Lets a stream in; `Retry` when the gate is closed, or very many are inside.
-    pub fn enter(&self) -> Result<Pass> {
+    pub fn enter(&self) -> Result<GatePermit> {
         let inside = self.inside.lock();
         let end = inside.clone().ok_or_else(draining)?;
         if self.streams.len() >= self.streams_max {
@@ -56,7 +56,7 @@ impl Gate {
                 "this node has {most} streams, and takes no more: see [limits] streams"
             )));
         }
-        Ok(Pass { end, _turn: None, _inside: self.streams.token() })
+        Ok(GatePermit { end, _turn: None, _inside: self.streams.token() })
     }
 
     /// Closes it and tells those inside to end.
@@ -87,7 +87,7 @@ impl Gate {
     }
 }
 
-impl Pass {
+impl GatePermit {
     /// Counted among the streams of a principal too. `Retry` if it has as many as it may have.
     pub fn limited(self, limiter: Option<&Arc<Limiter>>) -> Result<Self> {
         let turn = limiter.map(Limiter::begin).transpose()?;

@@ -62,7 +62,7 @@ pub struct GrpcServer {
     connections: Connections,
     refusals: Arc<Refusals>,
     guard: Arc<CallGuard>,
-    /// No new requests.
+    /// Called when no new requests are to be taken.
     closing: CancellationToken,
     tasks: TaskTracker,
 }

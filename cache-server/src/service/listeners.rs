@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Connections to /metrics at once, and from one address: there are few who look.
 const METRICS: ConnectionLimits = ConnectionLimits { all: 128, per_address: 64 };
 
-/// The connections of each.
+/// How many connections each socket of a node has, and may have.
 #[derive(Debug)]
 pub struct Listeners {
     /// By TCP and over the Unix socket.

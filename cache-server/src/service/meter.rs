@@ -79,7 +79,7 @@ impl StreamMeter {
         }
     }
 
-    /// Counts a message.
+    /// Counts the bytes and rows of a message; on a busy node the bytes by segment too.
     pub fn sent(&mut self, message: &Message) {
         let bytes = message.body_bytes() as u64;
         let rows = message.rows();

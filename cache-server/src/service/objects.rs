@@ -6,7 +6,7 @@ use crate::read::block::{self, Block};
 use crate::read::block_reader::BlockReader;
 use crate::service::Reply;
 use crate::service::fetch_limit::toll;
-use crate::service::gate::{Pass, draining};
+use crate::service::gate::{GatePermit, draining};
 use crate::service::guard::{caller, may_use, may_use_object};
 use crate::service::meter::StreamMeter;
 use forebay_dataset::ready::drop_aside;
@@ -51,7 +51,7 @@ impl Service for ObjectService {
 
     async fn read(&self, request: Request<v1::ReadObjectRequest>) -> Reply<Self::ReadStream> {
         let who = caller(request.extensions())?;
-        let pass = self.node.gate.enter()?.limited(who.limiter())?;
+        let permit = self.node.gate.enter()?.limited(who.limiter())?;
         let v1::ReadObjectRequest { object, ranges } = request.into_inner();
         let object = named(object)?;
         may_use_object(&who, &object.uri).await?;
@@ -60,7 +60,7 @@ impl Service for ObjectService {
         let (hot, events) = (self.node.hot.clone(), self.node.events.clone());
         let meter = StreamMeter::of_object(hot, events, version.clone()).limited(who.limiter());
         let pieces = self.node.objects.read(version, ranges).await?.paying(toll(who.limiter()));
-        let sending = Sending { node: self.node.clone(), pieces, meter, pass };
+        let sending = Sending { node: self.node.clone(), pieces, meter, permit };
         let sent = stream::unfold(Some(sending), |sending| async move {
             let mut sending = sending?;
             let next = sending.next().await.transpose()?;
@@ -113,14 +113,14 @@ struct Sending {
     node: Arc<Node>,
     pieces: ObjectStream,
     meter: StreamMeter,
-    pass: Pass,
+    permit: GatePermit,
 }
 
 impl Sending {
     async fn next(&mut self) -> Result<Option<v1::ObjectBytes>> {
         let piece = tokio::select! {
             biased;
-            () = self.pass.end.cancelled() => return Err(draining()),
+            () = self.permit.end.cancelled() => return Err(draining()),
             piece = self.pieces.next() => piece,
         };
         let piece = self.node.objects.noting_change(&self.pieces.version, piece).await?;

@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 type Token = [u8; 16];
 
-/// All such readers.
+/// The readers that share memory with the node, and the socket by which they come.
 #[derive(Debug)]
 pub struct SharedReaders {
     /// This process; see `SameHostReply`.
@@ -99,7 +99,7 @@ impl SharedReaders {
         })
     }
 
-    /// The node listens there.
+    /// Says where the Unix socket of the node is. Before that no reader is told of one.
     pub fn listens_at(&self, socket: PathBuf) {
         // It is said once, at the start.
         self.socket.set(socket).ok();

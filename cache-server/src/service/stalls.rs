@@ -107,7 +107,7 @@ impl Stalls {
         Arc::new(Self { memory, tickets, refusals, streams: Mutex::default() })
     }
 
-    /// A stream begins.
+    /// A stream begins: until the watch is dropped it may be cut, if it stands still with messages.
     pub fn watch(self: &Arc<Self>, origin: StreamOrigin) -> StreamWatch {
         let messages = TaskTracker::new();
         // A tracker is waited for only once it is closed; it counts all the same.

@@ -92,7 +92,7 @@ impl ListenAddress {
     }
 }
 
-/// A socket to be made.
+/// A Unix socket to be made, and who may connect to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SocketPlan {
     pub path: PathBuf,

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A batch under construction.
+/// A batch that streams fill; the last of its rows makes it a [`Batch`].
 #[derive(Debug)]
 pub(crate) struct BatchBuilder {
     pub plan: StepPlan,

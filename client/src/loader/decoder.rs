@@ -7,7 +7,7 @@
 //! the body's hash was found right, so a message that breaks off leaves no trace but bytes that the next
 //! attempt overwrites.
 
-mod landing;
+mod column_receiver;
 mod layout;
 
 use super::builder::{BatchBuilder, Commit, RowCopy};
@@ -18,12 +18,12 @@ use arrow::array::{Array, ArrayRef};
 use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
+use column_receiver::ColumnReceiver;
 use forebay_dataset::pool::{Pool, PoolBuffer};
 use forebay_dataset::shared::RowsDone;
 use forebay_dataset::{PackedSchema, RowLayout};
 use forebay_proto::hash::Hash64;
 use forebay_proto::{Error, Result};
-use landing::Landing;
 pub(crate) use layout::is_schema;
 use layout::{ColumnLayout, MessageLayout};
 use std::ops::Range;
@@ -38,8 +38,8 @@ pub(crate) struct MessageDecoder {
     targets: Vec<Target>,
     /// The first target that is not full yet.
     next: usize,
-    /// Columns whose values land in batches, in the order of their offsets.
-    landings: Vec<Landing>,
+    /// Those of columns whose values go straight into batches, in the order of their offsets.
+    receivers: Vec<ColumnReceiver>,
     /// How many of them have their offsets.
     aimed: usize,
     /// Where the batches' memory comes from.
@@ -68,8 +68,8 @@ enum Destination {
     Batch { builder: Arc<BatchBuilder>, column: usize, at: usize, width: usize },
     /// A column's values in a batch, from a byte on.
     Values { builder: Arc<BatchBuilder>, column: usize, at: usize },
-    /// The offsets of one of the landings.
-    Offsets { landing: usize },
+    /// The offsets of one of the receivers.
+    Offsets { receiver: usize },
     /// The same place in the scratch buffer.
     Scratch,
 }
@@ -79,7 +79,7 @@ enum Destination {
 pub(crate) struct DecodedMessage {
     layout: MessageLayout,
     odd: Vec<(usize, ArrayRef)>,
-    landings: Vec<Landing>,
+    receivers: Vec<ColumnReceiver>,
     /// The whole body, if its plain columns are not in their places yet.
     held: Option<Buffer>,
     /// Its packed rows were split into their columns.
@@ -98,7 +98,7 @@ impl MessageDecoder {
             layout,
             targets: Vec::new(),
             next: 0,
-            landings: Vec::new(),
+            receivers: Vec::new(),
             aimed: 0,
             pool: None,
             at: 0,
@@ -110,7 +110,7 @@ impl MessageDecoder {
         })
     }
 
-    /// Rows of the message.
+    /// How many rows the header says that the message has.
     pub fn rows(&self) -> u32 {
         self.layout.rows
     }
@@ -123,8 +123,8 @@ impl MessageDecoder {
             let (start, width) = match place {
                 ColumnLayout::Plain { start, width } => (*start, *width),
                 ColumnLayout::Variable { all, .. } => {
-                    match Landing::claim(column, place, copies) {
-                        Some(landing) => self.landings.push(landing),
+                    match ColumnReceiver::claim(column, place, copies) {
+                        Some(receiver) => self.receivers.push(receiver),
                         None => self.targets.push(scratch(all)),
                     }
                     continue;
@@ -147,11 +147,11 @@ impl MessageDecoder {
                 });
             }
         }
-        self.landings.sort_by_key(|landing| landing.offsets.end);
-        self.targets.extend(self.landings.iter().enumerate().map(|(number, landing)| Target {
-            start: landing.offsets.start,
-            bytes: landing.offsets.len(),
-            to: Destination::Offsets { landing: number },
+        self.receivers.sort_by_key(|receiver| receiver.offsets.end);
+        self.targets.extend(self.receivers.iter().enumerate().map(|(number, receiver)| Target {
+            start: receiver.offsets.start,
+            bytes: receiver.offsets.len(),
+            to: Destination::Offsets { receiver: number },
         }));
         self.targets.retain(|t| t.bytes > 0);
         self.targets.sort_by_key(|t| t.start);
@@ -177,7 +177,7 @@ impl MessageDecoder {
     /// Takes the next bytes of the body, which lie in shared memory: the message's hash leaves them out.
     pub fn push_shared(&mut self, mut bytes: &[u8]) {
         // Offsets decide where the bytes behind them go.
-        while let Some(end) = self.landings.get(self.aimed).map(|landing| landing.offsets.end) {
+        while let Some(end) = self.receivers.get(self.aimed).map(|receiver| receiver.offsets.end) {
             let (now, rest) = bytes.split_at(bytes.len().min(end.saturating_sub(self.at)));
             self.place_bytes(now);
             bytes = rest;
@@ -236,12 +236,12 @@ impl MessageDecoder {
         (self.at, self.is_split) = (end, true);
     }
 
-    /// The offsets of the next landing have come.
+    /// The offsets of the next receiver have come.
     fn aim(&mut self) {
-        let (Some(landing), Some(pool)) = (self.landings.get_mut(self.aimed), &self.pool) else { return };
+        let (Some(receiver), Some(pool)) = (self.receivers.get_mut(self.aimed), &self.pool) else { return };
         self.aimed += 1;
-        let column = landing.column;
-        for (copy, values) in landing.aim().filter(|(_, values)| !values.is_empty()) {
+        let column = receiver.column;
+        for (copy, values) in receiver.aim().filter(|(_, values)| !values.is_empty()) {
             let builder = copy.builder.clone();
             let at = builder.reserve(column, values.len(), copy.rows as usize, pool);
             let to = Destination::Values { builder, column, at };
@@ -274,8 +274,8 @@ impl MessageDecoder {
                 Destination::Values { builder, column, at } => {
                     builder.land(*column, at + within, bytes, copy)
                 }
-                Destination::Offsets { landing } => {
-                    self.landings[*landing].place(within, bytes).map(copy).is_some()
+                Destination::Offsets { receiver } => {
+                    self.receivers[*receiver].place(within, bytes).map(copy).is_some()
                 }
                 Destination::Scratch => {
                     let scratch = self.scratch.as_mut().and_then(|s| s.as_slice_mut().get_mut(from..to));
@@ -302,12 +302,12 @@ impl MessageDecoder {
         if !self.rows.iter().all(SharedRows::is_sound) {
             return Err(Error::corrupt("a segment's file was changed while rows were copied out of it"));
         }
-        if !self.landings.iter().all(Landing::is_sound) {
+        if !self.receivers.iter().all(ColumnReceiver::is_sound) {
             return Err(Error::corrupt("the offsets of a column in a message make no sense"));
         }
         let is_placed = |column: usize, layout: &ColumnLayout| match layout {
             ColumnLayout::Plain { .. } => true,
-            _ => self.landings.iter().any(|landing| landing.column == column),
+            _ => self.receivers.iter().any(|receiver| receiver.column == column),
         };
         let columns = self.layout.columns.iter().enumerate();
         let odd: Vec<usize> = columns.filter(|(i, l)| !is_placed(*i, l)).map(|(i, _)| i).collect();
@@ -320,8 +320,8 @@ impl MessageDecoder {
             }
         };
         let held = body.filter(|_| self.held);
-        let (odd, landings) = (odd.into_iter().zip(arrays).collect(), self.landings);
-        Ok(DecodedMessage { layout: self.layout, odd, landings, held, is_split: self.is_split })
+        let (odd, receivers) = (odd.into_iter().zip(arrays).collect(), self.receivers);
+        Ok(DecodedMessage { layout: self.layout, odd, receivers, held, is_split: self.is_split })
     }
 }
 
@@ -340,7 +340,7 @@ impl DecodedMessage {
         let odd = self.odd.iter().map(|(column, array)| {
             (*column, copy.batch_row, array.slice(copy.message_row as usize, copy.rows as usize))
         });
-        let landed = self.landings.iter().map(|landing| (landing.column, landing.lengths(copy)));
+        let landed = self.receivers.iter().map(|receiver| (receiver.column, receiver.lengths(copy)));
         let (odd, landed) = (odd.collect(), landed.collect());
         let rows = copy.batch_row..copy.batch_row + copy.rows;
         let together = if self.is_split { 0..0 } else { rows };

@@ -30,7 +30,7 @@ impl EpochPlan {
         plan.epoch(dataset, plan.first.0, 0).map(Self)
     }
 
-    /// Its number.
+    /// The number of the epoch, from 0.
     pub fn epoch(&self) -> u64 {
         self.0.number()
     }

@@ -61,7 +61,7 @@ pub(crate) struct Scope<'a> {
 /// The rows of a message, or of one of its runs.
 #[derive(Debug, Default)]
 pub(crate) struct Advance {
-    /// Rows that are new.
+    /// Rows that their batches do not have yet.
     pub copies: Vec<RowCopy>,
     /// The digest of all its rows according to the plan, committed before or not.
     pub digest: OrderDigest,

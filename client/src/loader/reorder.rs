@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 /// cores are busy, a thread that wakes another may have to stand aside for it, and would do so in every step.
 const WAKE_PARTS: u64 = 8;
 
-/// The open steps.
+/// The steps whose batches are being filled, or wait for the reader; bounded in bytes.
 #[derive(Debug)]
 pub(crate) struct ReorderBuffer {
     schema: PackedSchema,
@@ -91,7 +91,7 @@ impl ReorderBuffer {
         &self.schema
     }
 
-    /// The columns of the messages.
+    /// The columns as messages hold them: packed rows as one, and the others.
     pub fn message_schema(&self) -> &SchemaRef {
         &self.schema.physical
     }

@@ -94,7 +94,7 @@ impl Epoch {
         }
     }
 
-    /// The epoch's number.
+    /// Counted from 0; a run may begin with a later one.
     pub fn number(&self) -> u64 {
         self.order.key().epoch
     }

@@ -11,9 +11,9 @@ use std::time::Duration;
 /// What a loader reads and how.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoaderSettings {
-    /// The run's seed.
+    /// What the order is drawn from. All ranks of a run need the same.
     pub seed: u64,
-    /// How rows are shuffled.
+    /// How far rows may move from the order of the files, on all ranks alike.
     pub shuffle: Shuffle,
     /// What to do with the last, incomplete step.
     pub ending: Ending,

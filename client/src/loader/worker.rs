@@ -296,7 +296,8 @@ impl StreamWorker {
         }
     }
 
-    /// The node that is read from.
+    /// The node that is read from: the hedge before the owner. `None`: rows come from the object store, if
+    /// from anywhere.
     fn node(&self) -> Option<&Node> {
         self.hedge.as_ref().or(self.owner.as_ref())
     }

@@ -22,15 +22,15 @@ const TRIES: u32 = 4;
 /// How far filling is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct FilledObjects {
-    /// Objects that were found, and their bytes.
+    /// Objects that were found.
     pub objects: u64,
-    /// See `objects`.
+    /// Bytes of these objects.
     pub bytes: u64,
-    /// Blocks of those, blocks read so far, and blocks held.
+    /// Blocks of these objects.
     pub blocks: u64,
-    /// See `blocks`.
+    /// Those of them that were read so far.
     pub blocks_read: u64,
-    /// See `blocks`.
+    /// Those of them that nodes hold.
     pub blocks_held: u64,
     /// Bytes of the blocks that are held.
     pub bytes_held: u64,

@@ -18,7 +18,8 @@ const PER_SECOND: f64 = 4.0;
 /// Attempts that a message which arrived whole is worth.
 const PER_MESSAGE: f64 = 0.1;
 
-/// The budget of all attempts of a loader.
+/// Bounds how often the streams of a loader are tried again: a few times a second, and more if messages
+/// arrive.
 #[derive(Debug)]
 pub(super) struct AttemptBudget(Mutex<TokenBucket>);
 

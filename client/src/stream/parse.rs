@@ -43,7 +43,7 @@ pub struct Head {
     pub header: Bytes,
     /// `app_metadata`.
     pub meta: Bytes,
-    /// Length of the body.
+    /// Length of the body, whether it travels or not.
     pub body_bytes: usize,
     /// Where the body lies, if it does not travel.
     pub shared: Option<v1::SharedBody>,

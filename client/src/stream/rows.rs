@@ -5,7 +5,7 @@ use forebay_proto::Result;
 use std::any::Any;
 use std::sync::Arc;
 
-/// Such a part.
+/// Rows of a message in files of a node on this host, which stay as they are while there is a clone of this.
 #[derive(Debug, Clone)]
 pub struct SharedRows(Arc<RowsPart>);
 
@@ -73,7 +73,7 @@ impl SharedRows {
         self.0.rows.bytes()
     }
 
-    /// Copies the next bytes.
+    /// Copies the bytes behind those that are `done`, as many as `to` has room for.
     pub fn copy(&self, done: &mut RowsDone, to: &mut [u8]) {
         self.0.rows.copy(done, to);
     }

@@ -3,7 +3,7 @@
 
 use super::parse::StreamEvent;
 use super::rows::{SharedRows, SharedSegments};
-use crate::kept::WayTo;
+use crate::idle_slot::WeakIdleSlot;
 use bytes::Bytes;
 use forebay_dataset::shared::channel::{Hello, is_open, receive_grant};
 use forebay_dataset::shared::{FileMaps, RUN_BYTES, SharedMap};
@@ -30,7 +30,7 @@ pub struct SharedSession {
     token: [u8; 16],
     region: Arc<SessionRegion>,
     /// Where it goes after a stream that came to its end.
-    place: WayTo<SharedSession>,
+    slot: WeakIdleSlot<SharedSession>,
 }
 
 #[derive(Debug)]
@@ -67,14 +67,14 @@ struct SharedPiece {
 
 impl SharedSession {
     /// Asks the node that listens at `socket`, which must be the process `instance`, for a region. It goes to
-    /// `place` after a stream that came to its end.
+    /// `slot` after a stream that came to its end.
     pub async fn open(
         socket: String,
         instance: Bytes,
         request: SessionRequest,
-        place: WayTo<Self>,
+        slot: WeakIdleSlot<Self>,
     ) -> io::Result<Self> {
-        let open = move || Self::connect(&socket, instance, request, place);
+        let open = move || Self::connect(&socket, instance, request, slot);
         spawn_blocking(open).await.map_err(io::Error::other)?
     }
 
@@ -86,14 +86,14 @@ impl SharedSession {
     /// The stream came to its end: nothing is under way, and what the reader still holds it gives back. Must
     /// be called within a Tokio runtime.
     pub fn end_stream(self) {
-        self.place.clone().keep(self, &Handle::current());
+        self.slot.clone().keep(self, &Handle::current());
     }
 
     fn connect(
         socket: &str,
         instance: Bytes,
         request: SessionRequest,
-        place: WayTo<Self>,
+        slot: WeakIdleSlot<Self>,
     ) -> io::Result<Self> {
         let SessionRequest { bytes, ticket, takes_files } = request;
         let bytes = bytes.max(BYTES_MIN).into();
@@ -113,7 +113,7 @@ impl SharedSession {
             request,
             token: grant.token,
             region: Arc::new(SessionRegion { map, files: FileMaps::default(), socket }),
-            place,
+            slot,
         })
     }
 

@@ -22,12 +22,14 @@ use std::sync::Arc;
 /// A segment's row groups may be that much larger than what passes: all of them are fetched at once.
 const SOURCE_FACTOR: u64 = 8;
 
-/// What passes.
+/// The row groups that have rows which pass.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(super) struct PassingRowGroups {
+    /// What they are joined into.
     pub segments: Vec<FilteredSegment>,
-    /// Compressed bytes of the dataset's columns in the row groups that have rows which pass.
+    /// Compressed bytes of each of the dataset's columns in them.
     pub column_bytes: Vec<u64>,
+    /// How many they are.
     pub row_groups: u64,
 }
 
@@ -66,13 +68,14 @@ pub(super) fn opened(
 }
 
 /// Counts what passes, and makes segments that aim at `segment_bytes` decoded bytes.
-pub(super) async fn kept(
+pub(super) async fn passing(
     tools: Tools<'_>,
     objects: &[Listed],
     opened: &[bool],
     (table, segment_bytes): (FilteredTable<'_>, u64),
-) -> Result<Kept> {
-    let mut kept = Kept { column_bytes: vec![0; table.schema.fields().len()], ..Kept::default() };
+) -> Result<PassingRowGroups> {
+    let column_bytes = vec![0; table.schema.fields().len()];
+    let mut passing = PassingRowGroups { column_bytes, ..Default::default() };
     let all: Vec<BoxFuture<'_, Result<Counted>>> = objects
         .iter()
         .zip(0u32..)
@@ -91,19 +94,19 @@ pub(super) async fn kept(
     while let Some((object, footer, rows)) = all.try_next().await? {
         let groups = footer.row_groups();
         for (group, _) in groups.iter().zip(&rows).filter(|(_, rows)| **rows > 0) {
-            kept.row_groups += 1;
+            passing.row_groups += 1;
             for (of, field) in table.schema.fields().iter().enumerate() {
                 let name = table.shape.map_or(field.name().as_str(), |shape| shape.source_of(field.name()));
                 if let Some((column, _)) = footer.schema.column_with_name(name) {
                     let bytes: u64 = footer.chunks(group, column).map(|chunk| chunk.byte_range().1).sum();
-                    kept.column_bytes[of] += bytes;
+                    passing.column_bytes[of] += bytes;
                 }
             }
         }
         let sizes = groups.iter().map(|group| (group.num_rows() as u64, group_bytes(&footer, group)));
-        kept.segments.extend(cut(object, sizes.zip(rows), segment_bytes));
+        passing.segments.extend(cut(object, sizes.zip(rows), segment_bytes));
     }
-    Ok(kept)
+    Ok(passing)
 }
 
 /// Row groups joined into segments: `groups` says of each how many rows and decoded bytes it has, and how

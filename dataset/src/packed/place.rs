@@ -12,11 +12,11 @@ pub(crate) struct RowBlock {
     pub width: usize,
 }
 
-/// Where a column lies.
+/// Where the values of a column lie: in an array of their own, or as a part of each packed row.
 #[derive(Debug, Clone)]
 pub(crate) enum ColumnPlace {
     Array(ArrayRef),
-    /// In packed rows.
+    /// In the rows of the block of this number.
     Rows {
         block: usize,
         column: PackedColumn,

@@ -7,7 +7,7 @@ use arrow::datatypes::Field;
 use forebay_proto::Result;
 use forebay_proto::manifest::Shape;
 
-/// Where a column comes from.
+/// What gives the values of a column of the dataset in one of its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ColumnOrigin {
     /// The object's column of this index, as it is.

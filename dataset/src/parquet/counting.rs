@@ -206,7 +206,7 @@ impl OpenGroup<'_> {
         unreachable!("the last reading returns")
     }
 
-    /// All rows.
+    /// The task that decodes all rows of the row group.
     fn whole(&self) -> Result<CountTask> {
         let Self { of, group, columns, passing } = self;
         let found = of.task(*group..group + 1, passing.rows, columns)?;

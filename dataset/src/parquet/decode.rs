@@ -153,7 +153,7 @@ impl DecodeTask {
         dealt.into_iter().map(|(_, places)| places).filter(|places| !places.is_empty()).collect()
     }
 
-    /// One column.
+    /// The projected column of number `place`, in the type that the dataset has it in.
     fn column(&self, chunks: &Chunks, place: usize) -> Result<ArrayRef, DecodeFault> {
         let (field, rows) = (self.schema.field(place), self.part.rows as usize);
         let wanted = field.data_type();

@@ -220,7 +220,7 @@ impl Passing {
         Self { predicate: self.predicate.clone(), deleted, rows: before }
     }
 
-    /// Rows that are not deleted.
+    /// How many rows the table has not deleted, whether they pass the filter or not.
     pub(crate) fn not_deleted(&self) -> u64 {
         self.rows - self.deleted.iter().map(|run| run.end - run.start).sum::<u64>()
     }
@@ -263,7 +263,8 @@ impl GroupTask {
         chunk_ranges(&self.task.part, self.task.columns.iter().filter_map(ColumnOrigin::own))
     }
 
-    /// The rows that are read.
+    /// Decodes the columns and leaves out rows that do not belong to the dataset; also the processor time of
+    /// decoding.
     pub(super) async fn read(
         self,
         chunks: Chunks,

@@ -18,7 +18,7 @@ use parquet::file::metadata::{
 use std::ops::Range;
 use std::sync::Arc;
 
-/// An object's footer.
+/// An object's Parquet footer, decoded, with the Arrow schema that follows from it.
 #[derive(Debug)]
 pub(crate) struct Footer {
     /// As the parquet crate has it, for reading with [`Footer::schema`].

@@ -40,7 +40,7 @@ pub struct Hello {
     pub takes_files: bool,
 }
 
-/// The node's answer.
+/// The node's answer to a [`Hello`]; the region's descriptor comes with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// The node's process: the reader knows it from the `SameHost` call.

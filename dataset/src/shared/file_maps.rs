@@ -156,7 +156,7 @@ impl LentRows {
         self.runs.bytes()
     }
 
-    /// Copies the next bytes.
+    /// Copies the bytes behind those that are `done`, as many as `to` has room for.
     pub fn copy(&self, done: &mut RowsDone, to: &mut [u8]) {
         self.runs.copy(done, &self.sources(), to);
     }

@@ -19,7 +19,7 @@ const FILES_MAX: usize = 32;
 /// Files that a reader has at most. What lies in others comes by the region.
 const FILES_EVER: usize = 256;
 
-/// A reader's files.
+/// The files that are lent to one reader, and the connection over which their descriptors go.
 #[derive(Debug)]
 pub(super) struct LentFiles {
     /// The connection over which the reader gives messages back.

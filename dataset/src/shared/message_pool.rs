@@ -28,7 +28,7 @@ pub struct MessagePool {
     segments: Arc<[ReadySegment]>,
 }
 
-/// A buffer to be written.
+/// Where a message's body is written: memory of this process, or of the region that its reader shares.
 #[derive(Debug)]
 pub(crate) enum MessageBuffer {
     Own(PoolBuffer),

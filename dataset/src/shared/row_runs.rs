@@ -12,7 +12,7 @@ const SOURCES: u64 = 1 << 12;
 const RUN_ROWS: u64 = 1 << 20;
 const ROWS: u64 = 1 << 32;
 
-/// Such rows.
+/// Rows of one width out of several sources, in the order in which they are copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowRuns {
     width: usize,

@@ -22,7 +22,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// The object store's recovery is noticed this much late at most.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The limit of one process.
+/// How many requests a process may have under way: more while answers are good, half when they are not.
 #[derive(Debug)]
 pub(super) struct ConcurrencyLimit {
     max: usize,

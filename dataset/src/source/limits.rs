@@ -18,7 +18,8 @@ const BURST_S: f64 = 0.1;
 /// More than any limit on requests.
 const ALL: u64 = 1 << 32;
 
-/// The limits of one process.
+/// What all requests of one process share: how many may be under way, and how many bytes a second they may
+/// fetch.
 #[derive(Debug)]
 pub(super) struct Limits {
     rate: Option<RateLimit>,
@@ -27,7 +28,7 @@ pub(super) struct Limits {
     pub patience: Duration,
 }
 
-/// How requests are answered.
+/// What the answers so far say: how many requests may be under way, and whether the object store is down.
 #[derive(Debug)]
 struct Answers {
     concurrency: ConcurrencyLimit,
@@ -37,10 +38,11 @@ struct Answers {
     pause: Option<AbortHandle>,
 }
 
-/// A request may be sent, or is under way.
+/// The right to send one request, from when the limits let it through until it is answered.
 #[derive(Debug)]
-pub(super) struct Pass {
-    permit: SemaphorePermit,
+pub(super) struct RequestPermit {
+    at_once: SemaphorePermit,
+    /// That of [`ConcurrencyLimit`] when the request was sent.
     era: u64,
 }
 
@@ -57,7 +59,7 @@ impl Limits {
 
     /// Waits until a request for `bytes` may be sent. None if the object store has answered nothing well for
     /// the whole patience since `since`.
-    pub(super) async fn enter(&self, urgency: &Urgency, bytes: u64, since: Instant) -> Option<Pass> {
+    pub(super) async fn enter(&self, urgency: &Urgency, bytes: u64, since: Instant) -> Option<RequestPermit> {
         let permit = async {
             if let Some(rate) = &self.rate {
                 rate.pass(bytes, urgency).await;
@@ -72,8 +74,9 @@ impl Limits {
             if failing_since.is_some() && until <= now {
                 return None;
             }
-            if let Ok(permit) = tokio::time::timeout_at(until.into(), &mut permit).await {
-                return Some(Pass { permit, era: self.answers.lock().concurrency.era() });
+            if let Ok(at_once) = tokio::time::timeout_at(until.into(), &mut permit).await {
+                let era = self.answers.lock().concurrency.era();
+                return Some(RequestPermit { at_once, era });
             }
         }
     }
@@ -84,11 +87,11 @@ impl Limits {
     }
 
     /// The request was answered, if only with a refusal that a retry would not change.
-    pub(super) fn on_success(&self, pass: Pass) {
+    pub(super) fn on_success(&self, permit: RequestPermit) {
         let is_full = self.requests.is_full();
         let mut answers = self.answers.lock();
         answers.failing_since = None;
-        answers.concurrency.on_success(pass.era, is_full);
+        answers.concurrency.on_success(permit.era, is_full);
         self.requests.set_limit(answers.concurrency.get() as u64);
         if let Some(pause) = answers.pause.take() {
             pause.abort();
@@ -96,19 +99,19 @@ impl Limits {
     }
 
     /// The request was refused for now, or its answer broke off.
-    pub(super) fn on_throttle(&self, pass: Pass) {
+    pub(super) fn on_throttle(&self, permit: RequestPermit) {
         let now = Instant::now();
         {
             let mut answers = self.answers.lock();
             answers.failing_since.get_or_insert(now);
-            let pause = answers.concurrency.on_throttle(pass.era, now);
+            let pause = answers.concurrency.on_throttle(permit.era, now);
             self.requests.set_limit(answers.concurrency.get() as u64);
             if let Some(until) = pause {
                 let paused = hold_until(until, self.requests.acquire_now(ALL));
                 answers.pause.replace(paused).inspect(AbortHandle::abort);
             }
         }
-        drop(pass.permit);
+        drop(permit.at_once);
     }
 }
 
@@ -121,7 +124,7 @@ fn hold_until(until: Instant, permit: SemaphorePermit) -> AbortHandle {
     tokio::spawn(hold).abort_handle()
 }
 
-/// Bytes a second.
+/// Lets requests through one after the other, at the pace of a number of bytes a second.
 #[derive(Debug)]
 struct RateLimit {
     /// Held by each request in turn until its bytes are paid for.
@@ -173,7 +176,7 @@ mod tests {
         let settings = SourceSettings { s3_max_bytes_per_s: Some(1_000_000), ..Default::default() };
         let (limits, demand) = (Limits::new(&settings), Urgency::demand());
         assert_eq!(limits.free(), 4);
-        let _pass = limits.enter(&demand, 100_000_000, Instant::now()).await.unwrap();
+        let _permit = limits.enter(&demand, 100_000_000, Instant::now()).await.unwrap();
         assert_eq!(limits.free(), 0, "three more requests, but no bytes for 100 s");
     }
 
@@ -199,15 +202,15 @@ mod tests {
         let (demand, now) = (Urgency::demand(), Instant::now());
         let fill = || std::iter::from_fn(|| limits.enter(&demand, 1, now).now_or_never().flatten());
         for at_once in [4, 8, 16] {
-            let passes: Vec<Pass> = fill().collect();
-            assert_eq!(passes.len(), at_once);
-            passes.into_iter().for_each(|pass| limits.on_success(pass));
+            let permits: Vec<RequestPermit> = fill().collect();
+            assert_eq!(permits.len(), at_once);
+            permits.into_iter().for_each(|permit| limits.on_success(permit));
         }
         let early = limits.enter(&demand, 1, now).await.unwrap();
         for at_once in [31, 15, 7, 3] {
-            let passes: Vec<Pass> = fill().collect();
-            assert_eq!(passes.len(), at_once);
-            passes.into_iter().for_each(|pass| limits.on_throttle(pass));
+            let permits: Vec<RequestPermit> = fill().collect();
+            assert_eq!(permits.len(), at_once);
+            permits.into_iter().for_each(|permit| limits.on_throttle(permit));
         }
         assert!(limits.enter(&demand, 1, now).now_or_never().is_none(), "one more fits, but not now");
         limits.on_success(early);

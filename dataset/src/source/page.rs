@@ -6,7 +6,7 @@ use object_store::list::PaginatedListOptions;
 use object_store::path::Path;
 use object_store::{ListResult, ObjectMeta, Result};
 
-/// Which page.
+/// Which page of a listing is wanted.
 #[derive(Debug, Clone)]
 pub(crate) struct PageRequest {
     /// All that lies below, rather than what lies directly below.
@@ -17,7 +17,7 @@ pub(crate) struct PageRequest {
     pub limit: usize,
 }
 
-/// Entries under a prefix.
+/// A page of a listing: objects, and the prefixes that more of them lie under.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     pub objects: Vec<FoundObject>,

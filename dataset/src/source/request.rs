@@ -5,7 +5,7 @@
 //! from a budget shared by all ([`RetryBudget`]), for a bounded time.
 
 use super::counters::SourceCounters;
-use super::limits::{Limits, Pass};
+use super::limits::{Limits, RequestPermit};
 use super::object::Place;
 use super::retry::RetryBudget;
 use super::settings::SourceSettings;
@@ -64,7 +64,7 @@ impl<'a> Request<'a> {
     }
 
     /// Waits until an attempt for `bytes` may begin.
-    pub(super) async fn begin(&mut self, bytes: u64) -> Result<Pass> {
+    pub(super) async fn begin(&mut self, bytes: u64) -> Result<RequestPermit> {
         let since = match self.first_failure {
             Some(since) => {
                 tokio::time::sleep(self.waits.next()).await;
@@ -76,8 +76,8 @@ impl<'a> Request<'a> {
                 Instant::now()
             }
         };
-        let pass = self.all.limits.enter(self.urgency, bytes, since).await;
-        pass.ok_or_else(|| {
+        let permit = self.all.limits.enter(self.urgency, bytes, since).await;
+        permit.ok_or_else(|| {
             self.last.take().unwrap_or_else(|| {
                 let (endpoint, patience) = (&self.place.bucket.endpoint.name, self.all.limits.patience);
                 let (uri, patience) = (&self.place.uri, patience.as_secs_f64());
@@ -89,7 +89,11 @@ impl<'a> Request<'a> {
     }
 
     /// The attempt's outcome: none if it is to be tried again.
-    pub(super) fn end<T>(&mut self, pass: Pass, outcome: object_store::Result<T>) -> Result<Option<T>> {
+    pub(super) fn end<T>(
+        &mut self,
+        permit: RequestPermit,
+        outcome: object_store::Result<T>,
+    ) -> Result<Option<T>> {
         let Requests { limits, retries, counters, silence } = self.all;
         let failed = match outcome {
             Ok(value) => Ok(value),
@@ -100,7 +104,7 @@ impl<'a> Request<'a> {
         };
         match failed {
             Err(e) if e.kind == Kind::Retry && !self.place.is_file() => {
-                limits.on_throttle(pass);
+                limits.on_throttle(permit);
                 let since = self.first_failure.get_or_insert_with(Instant::now);
                 if since.elapsed() >= limits.patience {
                     return Err(e);
@@ -112,7 +116,7 @@ impl<'a> Request<'a> {
             }
             // Answered, if only with a refusal that a retry would not change.
             answered => {
-                limits.on_success(pass);
+                limits.on_success(permit);
                 silence.heard();
                 if self.first_failure.is_some() {
                     retries.refund();
@@ -151,15 +155,15 @@ mod tests {
         };
         let left = || all.retries.left();
         let mut request = Request::new(&all, &place, None, &demand);
-        let pass = request.begin(1).await.unwrap();
-        assert!(request.end(pass, busy()).unwrap().is_none());
-        let pass = request.begin(1).await.unwrap();
+        let permit = request.begin(1).await.unwrap();
+        assert!(request.end(permit, busy()).unwrap().is_none());
+        let permit = request.begin(1).await.unwrap();
         assert!(start.elapsed() >= WAIT_FIRST / 2, "it waits before it tries again");
         assert!(left().take(SAVED, start).is_err(), "a retry is paid for");
-        assert!(request.end(pass, Ok(())).unwrap().is_some());
+        assert!(request.end(permit, Ok(())).unwrap().is_some());
         assert!(left().take(SAVED, start).is_ok());
         tokio::time::sleep(Duration::from_millis(300)).await;
-        let pass = request.begin(1).await.unwrap();
-        assert!(request.end(pass, busy()).is_err(), "its patience has ended");
+        let permit = request.begin(1).await.unwrap();
+        assert!(request.end(permit, busy()).is_err(), "its patience has ended");
     }
 }

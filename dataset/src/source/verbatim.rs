@@ -39,7 +39,7 @@ pub struct ObjectStoreRequest {
 /// What the object store said, refusals too.
 #[derive(Debug, Clone)]
 pub struct ObjectStoreAnswer {
-    /// Of HTTP.
+    /// The status code of HTTP.
     pub status: u16,
     /// As they came; that of the length only of a HEAD.
     pub headers: HeaderMap,
@@ -101,7 +101,7 @@ impl Verbatim {
 }
 
 impl ObjectStoreAnswer {
-    /// A header of text.
+    /// The value of a header; `None` if there is none, or if it is no text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }

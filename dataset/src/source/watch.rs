@@ -20,7 +20,7 @@ use std::time::SystemTime;
 /// 15 on.
 const OFF_MINUTES: i64 = 5;
 
-/// Makes watched clients.
+/// Makes HTTP clients whose answers are looked at, and keeps what they have told.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Watch {
     region: Arc<Mutex<Option<String>>>,

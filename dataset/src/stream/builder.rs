@@ -122,7 +122,7 @@ impl MessageBuilder {
         Self { reading, segments, hooks, budget, form, pool, sender, held: HashMap::new(), share: 1.0 }
     }
 
-    /// A segment that is held.
+    /// The segment of this number, if it is held now.
     pub fn held(&self, segment: u32) -> Option<&ReadySegment> {
         self.held.get(&segment)
     }

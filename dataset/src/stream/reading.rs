@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// A dataset and those of its columns that are read.
 #[derive(Debug, Clone)]
 pub struct Reading {
-    /// The dataset.
+    /// The frozen dataset, whichever of its columns are read.
     pub manifest: Arc<Manifest>,
     /// All its columns.
     pub schema: SchemaRef,

@@ -14,7 +14,7 @@ const MESSAGES_POOLED: usize = 8;
 pub struct StreamSetup {
     /// The dataset and the columns that are read.
     pub reading: Reading,
-    /// Yields the segments.
+    /// Where its segments come from.
     pub segments: Arc<dyn SegmentSource>,
     /// Hears of progress and grants memory.
     pub hooks: Arc<dyn StreamHooks>,

@@ -7,7 +7,7 @@ use forebay_proto::Result;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-/// Yields segments.
+/// Where a stream gets its segments: from a cache, or decoded in this process.
 pub trait SegmentSource: Send + Sync + 'static {
     /// A segment with the columns of `reading`.
     fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>>;

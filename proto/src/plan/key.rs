@@ -8,7 +8,7 @@ use crate::v1;
 /// The order's version. Changing what any plan yields means changing this.
 pub const VERSION: u32 = 1;
 
-/// How rows are shuffled.
+/// How far an epoch's order departs from the order of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Shuffle {
     /// File order.
@@ -49,13 +49,13 @@ impl std::str::FromStr for Shuffle {
 /// What makes an epoch's order, besides the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlanKey {
-    /// The dataset's version.
+    /// Of the version of the dataset, or of a mix.
     pub manifest: Digest,
-    /// The run's seed.
+    /// The same in all epochs of a run; each epoch draws its order from both.
     pub seed: u64,
-    /// The epoch, from 0.
+    /// Counted from 0.
     pub epoch: u64,
-    /// How rows are shuffled.
+    /// What the seed moves: nothing, segments and the rows of windows of them, or all rows.
     pub shuffle: Shuffle,
 }
 

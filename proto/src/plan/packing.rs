@@ -69,7 +69,7 @@ pub struct PackedSteps {
     pub sequence_tokens: u32,
     /// What the rank reads, step by step.
     pub spans: Vec<RowSpan>,
-    /// The same steps.
+    /// What the same steps are in tokens.
     pub steps: Vec<PackedStep>,
 }
 

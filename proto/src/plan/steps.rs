@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 
 pub use crate::v1::plan_ticket::{Ending, Layout};
 
-/// One slot of a batch.
+/// What one row of a batch holds: a sample, or padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     /// For padding, one of the epoch's first samples.
@@ -68,7 +68,7 @@ pub struct RowSpan {
     pub continued: bool,
 }
 
-/// The steps of one epoch.
+/// An epoch's order cut into steps: which slots the batch of each rank has.
 #[derive(Debug, Clone, Copy)]
 pub struct Steps<'a> {
     order: &'a Order,

@@ -28,22 +28,22 @@ pub(crate) mod bridge {
     /// How values of the ranks are combined, element by element.
     #[derive(Debug)]
     enum Op {
-        /// Their sum.
+        /// Added up, integers too.
         Sum,
         /// Their mean; floating point only.
         Avg,
-        /// The smallest.
+        /// The smallest of the ranks' values stays.
         Min,
-        /// The largest.
+        /// The largest of the ranks' values stays.
         Max,
-        /// Their product.
+        /// Multiplied with each other, integers too.
         Product,
     }
 
     /// How gradients travel between the ranks.
     #[derive(Debug)]
     enum Compression {
-        /// As they are.
+        /// Not rounded: they travel in their own type.
         None,
         /// Rounded to fp16, half the bytes: c10d's built-in hook (`BuiltinCommHookType::FP16_COMPRESS`).
         /// Large gradients overflow; scale the loss or take [`Compression::Bf16`].
@@ -83,7 +83,7 @@ pub(crate) mod bridge {
     /// One pass's times in nanoseconds.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
     pub struct PassTimes {
-        /// Forward pass.
+        /// From the start of the forward pass to that of the backward pass.
         pub forward_compute_ns: i64,
         /// Backward pass, until the last gradient was there.
         pub backward_compute_ns: i64,
@@ -98,7 +98,7 @@ pub(crate) mod bridge {
     pub struct DdpStats {
         /// The pass that was timed last, counted from 1; 0 before the first.
         pub iteration: i64,
-        /// Its times.
+        /// What that pass took.
         pub last: PassTimes,
         /// The mean over the timed passes.
         pub mean: PassTimes,

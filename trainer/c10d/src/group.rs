@@ -83,12 +83,12 @@ impl ProcessGroup {
         Ok(Self { inner: Rc::new(Inner { handle, heartbeat, store, turns, rank, world }) })
     }
 
-    /// This process's rank.
+    /// This process's number among those of the group, from 0.
     pub fn rank(&self) -> usize {
         self.inner.rank
     }
 
-    /// The number of ranks.
+    /// How many processes the group has, this one included.
     pub fn world(&self) -> usize {
         self.inner.world
     }
@@ -129,7 +129,7 @@ impl ProcessGroup {
         self.broadcast_async(tensor, root)?.wait()
     }
 
-    /// Begins a [`ProcessGroup::broadcast`].
+    /// Begins a [`ProcessGroup::broadcast`]; `tensor` is right once the work was waited for.
     pub fn broadcast_async<'t>(&self, tensor: &'t mut Tensor, root: usize) -> Result<Work<'t>> {
         let root = self.peer("broadcast", "root", root)?;
         self.begin("broadcast", |handle| handle.broadcast(at(tensor), root))

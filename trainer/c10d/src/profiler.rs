@@ -24,7 +24,7 @@ pub struct ProfilerSettings {
     pub cuda: bool,
     /// The operators' input shapes.
     pub shapes: bool,
-    /// Allocations.
+    /// Memory that is allocated and freed.
     pub memory: bool,
 }
 

@@ -102,7 +102,7 @@ impl Store {
         Ok(Self { handle, served_by: self.served_by })
     }
 
-    /// The port of the server.
+    /// The port at which its server listens: where other processes join.
     pub fn port(&self) -> Result<u16> {
         self.handle.port().map_err(named("store port"))
     }

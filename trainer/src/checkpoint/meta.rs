@@ -19,13 +19,13 @@ pub struct Identity {
     pub model: String,
     /// The columns that the model takes, in its order.
     pub columns: Vec<String>,
-    /// The training dataset.
+    /// URI of the training dataset.
     pub dataset: String,
     /// Its version, in hex.
     pub manifest_digest: String,
     /// The seed of order and parameters.
     pub seed: u64,
-    /// How rows are shuffled.
+    /// As `none`, `full` or `window(4)`.
     pub shuffle: String,
 }
 
@@ -177,7 +177,7 @@ impl Meta {
         Self { settings, ..self }
     }
 
-    /// Where the run stood.
+    /// The loader's state after the last step, from which it goes on.
     pub fn state(&self) -> Result<LoaderState> {
         let bytes = hex::decode(&self.loader_state).context("the loader state is no hex")?;
         Ok(LoaderState::from_bytes(&bytes)?)

@@ -4,7 +4,7 @@ use tch::{Device, Tensor};
 
 use super::meta::Meta;
 
-/// Tensors with their names.
+/// Tensors and the names that a checkpoint has for them.
 pub type NamedTensors = Vec<(String, Tensor)>;
 
 /// A run at the end of a step.

@@ -11,7 +11,7 @@ use super::folder::Folder;
 use super::state::Checkpoint;
 use crate::rank::failure::Writing;
 
-/// Rank 0's writer.
+/// Writes checkpoints on a thread of its own, one at a time; rank 0 has it.
 #[derive(Debug)]
 pub struct Writer {
     folder: Folder,

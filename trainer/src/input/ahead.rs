@@ -23,11 +23,11 @@ const ITEMS_MAX: usize = 1024;
 /// A batch or an epoch's end, the input of the batch, and the loader's state after it.
 #[derive(Debug)]
 pub struct Item<I> {
-    /// What the loader said.
+    /// The batch, or the end of an epoch.
     pub event: Event,
     /// The batch as a model's input.
     pub input: Option<I>,
-    /// Where the loader stood.
+    /// The loader's state after it, from which a run can go on.
     pub state: LoaderState,
 }
 

@@ -38,7 +38,7 @@ pub enum Takes {
     },
     /// An integer from 0 to below `classes`: the tensor is `[B]` of 64-bit integers.
     Class {
-        /// The number of classes.
+        /// Labels are below this.
         classes: i64,
     },
     /// Images of any kind that its settings name: the tensor is `[B, C, H, W]` of bytes.

@@ -18,7 +18,7 @@ use super::schema::{kind_of, shape};
 #[serde(deny_unknown_fields)]
 pub struct Normalise {
     pub mean: Vec<f64>,
-    /// Standard deviations.
+    /// Standard deviations, of values from 0 to 1.
     pub std: Vec<f64>,
 }
 

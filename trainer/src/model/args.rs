@@ -67,7 +67,7 @@ pub struct ModelArgs {
     pub image: ImageArgs,
 }
 
-/// The models there are.
+/// What `--model` takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum ModelName {
     /// A small convolutional network for 28 x 28 greyscale digits

@@ -50,7 +50,7 @@ pub struct GptSettings {
     pub pack: bool,
 }
 
-/// The transformer.
+/// The transformer. Its output layer is the embedding of `tokens`.
 #[derive(Debug)]
 pub struct Gpt {
     settings: GptSettings,

@@ -33,13 +33,13 @@ pub struct MlpSettings {
     pub features: i64,
     /// Widths of the layers between.
     pub hidden: Vec<i64>,
-    /// What the model predicts.
+    /// Whether the outputs are scores of classes, or one number.
     pub task: Task,
     /// Numbers that come out: the classes, or 1.
     pub outputs: i64,
 }
 
-/// The network.
+/// A batch norm over the features, and linear layers behind it.
 #[derive(Debug)]
 pub struct Mlp {
     norm: nn::BatchNorm,

@@ -33,9 +33,9 @@ pub enum Depth {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResnetSettings {
-    /// How deep.
+    /// How many blocks the stages have, and of which kind.
     pub depth: Depth,
-    /// Number of classes.
+    /// Outputs of the last layer, one for each class.
     pub classes: i64,
     /// The images that it takes.
     pub image: ImageSettings,
@@ -43,7 +43,7 @@ pub struct ResnetSettings {
     pub normalise: Normalise,
 }
 
-/// The network.
+/// The network, which normalises the bytes of images by itself.
 #[derive(Debug)]
 pub struct Resnet {
     /// Mean and deviation of each channel, `[1, channels, 1, 1]`, in bytes.

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rank::env::{LAUNCHER, RESTART_COUNT};
 use crate::rank::failure::{self, ERROR_FILE, PEER_LOST, WRITE_GRACE, Writing, rank_name};
-use crate::rank::stop::Told;
+use crate::rank::stop::StopSignals;
 
 /// How long the other ranks have, after the first failure, to end by themselves and to say why.
 const GRACE: Duration = Duration::from_secs(2);
@@ -38,12 +38,12 @@ pub fn run(world: usize, restarts: u32) -> Result<()> {
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1));
-    let told = Told::listen()?;
-    run_command(command, world, restarts, &told)
+    let signals = StopSignals::listen()?;
+    run_command(command, world, restarts, &signals)
 }
 
 /// Runs `command` on `world` ranks.
-fn run_command(mut command: Command, world: usize, restarts: u32, told: &Told) -> Result<()> {
+fn run_command(mut command: Command, world: usize, restarts: u32, signals: &StopSignals) -> Result<()> {
     command
         .envs([("MASTER_ADDR", "127.0.0.1"), ("TORCHELASTIC_USE_AGENT_STORE", "True")])
         .env(LAUNCHER, std::process::id().to_string())
@@ -59,8 +59,8 @@ fn run_command(mut command: Command, world: usize, restarts: u32, told: &Told) -
     }
     for restart in 0..=restarts {
         command.env(RESTART_COUNT, restart.to_string());
-        match start(&mut command, world)?.wait(told) {
-            Err(error) if restart < restarts && !told.is_set() => {
+        match start(&mut command, world)?.wait(signals) {
+            Err(error) if restart < restarts && !signals.is_set() => {
                 eprintln!("forebay-train: {error:#}; restart {} of {restarts}", restart + 1);
             }
             end => return end,
@@ -101,7 +101,7 @@ struct Rank {
 }
 
 impl Ranks {
-    fn wait(mut self, told: &Told) -> Result<()> {
+    fn wait(mut self, signals: &StopSignals) -> Result<()> {
         let (mut first_failure, mut told_at, mut polls) = (None, None, 0);
         loop {
             let mut running = false;
@@ -121,14 +121,14 @@ impl Ranks {
                     let failed = |rank: &&Rank| rank.failed();
                     // Before a rank has begun, and where none keeps checkpoints, a signal ends it as any
                     // process.
-                    if told.is_set() && self.all.iter().filter(failed).all(Rank::ended_by_signal) {
-                        bail!("stopped by {}: no checkpoint was written for it", told.by());
+                    if signals.is_set() && self.all.iter().filter(failed).all(Rank::ended_by_signal) {
+                        bail!("stopped by {}: no checkpoint was written for it", signals.by());
                     }
                     return self.blame();
                 }
             } else if !running {
                 return Ok(());
-            } else if told.is_set() && told_at.is_none() {
+            } else if signals.is_set() && told_at.is_none() {
                 told_at = Some(Instant::now());
                 self.all.iter().filter(|rank| rank.end.is_none()).for_each(Rank::tell);
             }
@@ -136,7 +136,7 @@ impl Ranks {
                 bail!(
                     "the ranks did not end within {} s of {} and were killed",
                     STOP_GRACE.as_secs(),
-                    told.by()
+                    signals.by()
                 );
             }
             sleep(POLL);
@@ -207,7 +207,7 @@ mod tests {
         let began = Instant::now();
         let mut command = Command::new("sh");
         command.args(["-c", text]);
-        (run_command(command, world, 0, &Told::default()), began.elapsed().as_secs_f64())
+        (run_command(command, world, 0, &StopSignals::default()), began.elapsed().as_secs_f64())
     }
 
     fn blamed(text: &str, world: usize) -> String {
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_program_that_does_not_exist_is_an_error() {
-        let error = run_command(Command::new("/nowhere/forebay"), 2, 3, &Told::default()).unwrap_err();
+        let error = run_command(Command::new("/nowhere/forebay"), 2, 3, &StopSignals::default()).unwrap_err();
         assert!(format!("{error:#}").starts_with("start rank 0 of 2: "), "{error:#}");
     }
 
@@ -270,7 +270,7 @@ mod tests {
                 "-c",
                 "echo $RANK $TORCHELASTIC_RESTART_COUNT >> seen; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 4",
             ]);
-            run_command(command, 2, restarts, &Told::default())
+            run_command(command, 2, restarts, &StopSignals::default())
         };
         let error = run(1).unwrap_err().to_string();
         assert!(error.contains("ended without a word (exit status: 4)"), "{error}");
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn ranks_are_told_to_end_and_may_do_so_well() {
-        let told = Told::default();
+        let signals = StopSignals::default();
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         let script =
@@ -292,11 +292,11 @@ mod tests {
         command.current_dir(folder.path()).args(["-c", script]);
         let up = || [0, 1].iter().all(|rank| folder.path().join(format!("up{rank}")).exists());
         std::thread::scope(|scope| {
-            let (run, told) = (scope.spawn(|| run_command(command, 2, 3, &told)), &told);
+            let (run, signals) = (scope.spawn(|| run_command(command, 2, 3, &signals)), &signals);
             while !up() && !run.is_finished() {
                 sleep(POLL);
             }
-            told.0.store(true, Ordering::Relaxed);
+            signals.0.store(true, Ordering::Relaxed);
             run.join().unwrap().unwrap();
         });
         assert!(folder.path().join("ended0").exists() && folder.path().join("ended1").exists());
@@ -304,11 +304,11 @@ mod tests {
 
     #[test]
     fn ranks_that_sigterm_ends_are_blamed_for_nothing() {
-        let told = Told::default();
-        told.0.store(true, Ordering::Relaxed);
+        let signals = StopSignals::default();
+        signals.0.store(true, Ordering::Relaxed);
         let mut command = Command::new("sh");
         command.args(["-c", "exec sleep 60"]);
-        let error = run_command(command, 2, 3, &told).unwrap_err().to_string();
+        let error = run_command(command, 2, 3, &signals).unwrap_err().to_string();
         assert_eq!(error, "stopped by SIGTERM: no checkpoint was written for it");
     }
 }

@@ -36,30 +36,31 @@ pub struct StoppedByPeer;
 /// The exit status after a second Ctrl-C, as shells expect it.
 const INTERRUPTED: i32 = 130;
 
-/// Set once the process is told to end.
+/// The signals that tell this process to end: the first flag is set by each of them, the second by Ctrl-C.
+/// Clones share both.
 #[derive(Debug, Clone, Default)]
-pub struct Told(pub(super) Arc<AtomicBool>, pub(super) Arc<AtomicBool>);
+pub struct StopSignals(pub(super) Arc<AtomicBool>, pub(super) Arc<AtomicBool>);
 
-impl Told {
+impl StopSignals {
     /// From now on SIGTERM does not end this process, but is remembered; nor does Ctrl-C the first time: the
     /// second time it ends the process at once.
     pub fn listen() -> Result<Self> {
-        let told = Self::default();
-        register(SIGTERM, told.0.clone()).context("listen for SIGTERM")?;
+        let signals = Self::default();
+        register(SIGTERM, signals.0.clone()).context("listen for SIGTERM")?;
         // In this order: the first finds the second's flag as it was before.
-        register_conditional_shutdown(SIGINT, INTERRUPTED, told.1.clone())
-            .and_then(|_| register(SIGINT, told.1.clone()))
-            .and_then(|_| register(SIGINT, told.0.clone()))
+        register_conditional_shutdown(SIGINT, INTERRUPTED, signals.1.clone())
+            .and_then(|_| register(SIGINT, signals.1.clone()))
+            .and_then(|_| register(SIGINT, signals.0.clone()))
             .context("listen for Ctrl-C")?;
-        Ok(told)
+        Ok(signals)
     }
 
-    /// What told it, for people.
+    /// Which of them came, for people: SIGTERM if none has.
     pub fn by(&self) -> &'static str {
         if self.1.load(Ordering::Relaxed) { "Ctrl-C" } else { "SIGTERM" }
     }
 
-    /// Whether SIGTERM has come.
+    /// Whether SIGTERM or Ctrl-C has come.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -68,7 +69,7 @@ impl Told {
 /// One rank's part in the agreement.
 #[derive(Debug)]
 pub struct Stop {
-    told: Told,
+    signals: StopSignals,
     /// Steps until the next comparison, and of how many that is the rest.
     left: i64,
     stride: i64,
@@ -76,9 +77,9 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// For a rank that listens by `told`.
-    pub fn new(told: Told) -> Self {
-        Self { told, left: 1, stride: 1, since: Instant::now() }
+    /// For a rank that listens for `signals`.
+    pub fn new(signals: StopSignals) -> Self {
+        Self { signals, left: 1, stride: 1, since: Instant::now() }
     }
 
     /// Whether all ranks stop after the step that has just ended. To be asked after every step on every rank;
@@ -105,14 +106,14 @@ impl Stop {
 
     /// What told this rank, if anything did, for people.
     pub fn by(&self) -> &'static str {
-        self.told.by()
+        self.signals.by()
     }
 
     /// Once all ranks have stopped: an error if this rank was not told to itself. It may yet be: that is
     /// waited for.
     pub fn told(&self) -> Result<(), StoppedByPeer> {
         let began = Instant::now();
-        while !self.told.is_set() {
+        while !self.signals.is_set() {
             if began.elapsed() >= TOLD_APART {
                 return Err(StoppedByPeer);
             }
@@ -122,7 +123,7 @@ impl Stop {
     }
 
     fn agree(&mut self, group: &ProcessGroup, wanted: i64) -> Result<bool> {
-        let (mut stop, mut stride) = (self.told.is_set(), wanted);
+        let (mut stop, mut stride) = (self.signals.is_set(), wanted);
         if group.world() > 1 {
             let mut notes = Tensor::from_slice(&[i64::from(stop), wanted]);
             group.all_reduce(&mut notes, Op::Max)?;
@@ -146,11 +147,11 @@ mod tests {
         let rank = move |rank: usize| {
             let store = Store::tcp("127.0.0.1", port, 3, false, timeout).unwrap();
             let group = ProcessGroup::gloo(store, rank, 3, timeout).unwrap();
-            let told = Told::default();
-            let mut stop = Stop::new(told.clone());
+            let signals = StopSignals::default();
+            let mut stop = Stop::new(signals.clone());
             for step in 0..100_000 {
                 if rank == 1 && step == 2500 {
-                    told.0.store(true, Ordering::Relaxed);
+                    signals.0.store(true, Ordering::Relaxed);
                 }
                 if stop.after_step(&group).unwrap() {
                     return step;
@@ -165,21 +166,21 @@ mod tests {
 
     #[test]
     fn ctrl_c_is_remembered_as_sigterm_is() {
-        let told = Told::listen().unwrap();
-        assert!(!told.is_set() && told.by() == "SIGTERM");
+        let signals = StopSignals::listen().unwrap();
+        assert!(!signals.is_set() && signals.by() == "SIGTERM");
         signal_hook::low_level::raise(SIGINT).unwrap();
-        assert!(told.is_set() && told.by() == "Ctrl-C");
+        assert!(signals.is_set() && signals.by() == "Ctrl-C");
     }
 
     #[test]
     fn a_rank_alone_stops_at_once_and_asks_nobody() {
         let timeout = Duration::from_secs(10);
         let group = ProcessGroup::gloo(Store::serve(1, timeout).unwrap(), 0, 1, timeout).unwrap();
-        let told = Told::default();
-        let mut stop = Stop::new(told.clone());
+        let signals = StopSignals::default();
+        let mut stop = Stop::new(signals.clone());
         assert!(!stop.now(&group).unwrap());
         assert_eq!(stop.told(), Err(StoppedByPeer));
-        let late = told.clone();
+        let late = signals.clone();
         let other = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));
             late.0.store(true, Ordering::Relaxed);

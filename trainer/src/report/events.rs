@@ -46,7 +46,7 @@ impl Events {
         create().with_context(|| format!("write TensorBoard events into {}", folder.display()))
     }
 
-    /// Scalars of one step.
+    /// Writes scalars of one step; after a write that failed, nothing any more.
     pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) {
         let value =
             |(tag, value): &(&str, f64)| Value { tag: (*tag).to_owned(), simple_value: Some(*value as f32) };

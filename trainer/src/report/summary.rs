@@ -27,7 +27,7 @@ pub struct Report {
     pub version: &'static str,
     /// What was asked for.
     pub settings: SettingsReport,
-    /// Ranks.
+    /// Ranks of the run, on all machines.
     pub world_size: usize,
     /// Samples per step, over all ranks.
     pub global_batch: u64,
@@ -84,7 +84,7 @@ pub struct SettingsReport {
     pub lr: f64,
     /// Seed of order and parameters.
     pub seed: u64,
-    /// How rows are shuffled.
+    /// As `none`, `full` or `window(4)`.
     pub shuffle: String,
 }
 
@@ -248,7 +248,7 @@ impl EpochReport {
 }
 
 impl Report {
-    /// Puts the evaluation in.
+    /// Takes an evaluation in: as the accuracy too, where it measures that.
     pub fn set_test(&mut self, test: Evaluation) {
         self.test_accuracy = (test.metric == Metric::Accuracy).then_some(test.value);
         self.test = Some(test);

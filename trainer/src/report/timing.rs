@@ -158,7 +158,7 @@ pub struct StepMedians {
     pub backward_ms: f64,
     /// Clipping and the optimizer.
     pub optimizer_ms: f64,
-    /// Everything.
+    /// From the end of the step before to the end of this one.
     pub total_ms: f64,
     /// Communication during the backward pass, as c10d's logger measures it; 0 with one rank.
     pub communication_ms: f64,
@@ -180,7 +180,7 @@ pub struct EpochTimes {
     pub accelerator_utilisation: Option<f64>,
     /// What a step computes on average over steps and ranks, in milliseconds, the first one left out.
     pub compute_ms_mean: f64,
-    /// Of each rank.
+    /// The medians of each rank, in the order of ranks.
     pub ranks: Vec<StepMedians>,
     /// The longest that a step of any rank waited for the loader, in milliseconds: what a fault of the cache
     /// costs.
@@ -200,7 +200,7 @@ pub struct Straggler {
 }
 
 impl Ledger {
-    /// Adds a step.
+    /// Counts a step. The first one of an epoch is left out of the computing time.
     pub fn add(&mut self, step: StepTimes) {
         if self.count == 0 {
             (self.first, self.stride) = (step, 1);

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 /// Rows that the message names; the command names all.
 const NAMED: usize = 12;
 
-/// A step of one rank.
+/// A step in which a rank found its loss to be no number.
 #[derive(Debug, Clone, Copy)]
 pub struct BadStep {
     /// Counted from 0.

@@ -27,11 +27,11 @@ struct Score {
 pub struct Evaluation {
     /// Which measure `value` is.
     pub metric: Metric,
-    /// The measure.
+    /// The measure over all samples; an accuracy is 0 to 1.
     pub value: f64,
     /// Mean loss of the samples.
     pub loss: f64,
-    /// Samples of the dataset.
+    /// Samples that were scored: all of the test dataset.
     pub samples: u64,
 }
 

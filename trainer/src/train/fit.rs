@@ -16,7 +16,7 @@ use crate::checkpoint::schedule::CheckpointSchedule;
 use crate::input::feed::Feed;
 use crate::input::rows::TextCount;
 use crate::rank::session::Session;
-use crate::rank::stop::{Stop, Told};
+use crate::rank::stop::{Stop, StopSignals};
 use crate::report::epoch_stats::Tally;
 use crate::report::observer::Observer;
 use crate::report::summary::{EpochReport, Report};
@@ -57,7 +57,7 @@ impl<'a> Fit<'a> {
     ) -> Result<Self> {
         let settings = &session.settings;
         let stop = match settings.checkpoint.checkpoint_dir {
-            Some(_) => Some(Stop::new(Told::listen()?)),
+            Some(_) => Some(Stop::new(StopSignals::listen()?)),
             None => None,
         };
         let hyperparams = settings.hyperparams(train.steps(settings.batch));

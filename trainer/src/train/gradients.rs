@@ -80,7 +80,7 @@ impl GradientArgs {
         Ok(())
     }
 
-    /// The reducer's settings.
+    /// The same for the reducer, which times every pass.
     pub fn ddp(&self) -> DdpSettings {
         DdpSettings {
             bucket_bytes: self.bucket_bytes,

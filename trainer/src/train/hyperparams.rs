@@ -18,9 +18,9 @@ use crate::train::schedule::Schedule;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hyperparams {
-    /// What moves the parameters.
+    /// The rule by which gradients change the parameters, and its numbers.
     pub optimizer: OptimizerSettings,
-    /// How fast.
+    /// The learning rate of each step.
     pub schedule: Schedule,
     /// Gradients are shrunk to this norm if they are above it.
     pub clip_norm: Option<f64>,

@@ -53,7 +53,7 @@ pub enum OptimizerSettings {
     },
 }
 
-/// A tensor with its name.
+/// A tensor and the name that a checkpoint has for it.
 pub type NamedTensor = (String, Tensor);
 
 /// Moves the parameters of one model.

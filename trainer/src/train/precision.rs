@@ -50,7 +50,8 @@ impl Precision {
     }
 }
 
-/// Loss scaling.
+/// Scales the loss, so that small gradients are not lost in fp16: less after a step that overflowed, more
+/// after many that did not.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scaler {
     /// What the loss is multiplied by.

@@ -11,7 +11,7 @@ use crate::report::epoch_stats::{Tally, merged, merged_content};
 /// A run, from its first step to where it is.
 #[derive(Debug, Clone, Default)]
 pub struct RunState {
-    /// Steps taken.
+    /// Steps that were taken, before a resume too.
     pub step: u64,
     /// What was seen of each epoch by the end of its last stretch. Of the one under way, what this process
     /// has not seen itself: what its checkpoint says.
@@ -25,7 +25,7 @@ pub struct RunState {
 pub struct Resumed {
     /// Steps of the run before.
     pub step: u64,
-    /// The epoch that goes on.
+    /// The epoch that goes on, from 0.
     pub epoch: u64,
     /// Samples of it that were done.
     pub samples_done: u64,

@@ -51,7 +51,7 @@ const TELL_REFUSAL: Duration = Duration::from_secs(60);
 /// A request among nodes: a manifest, mostly.
 const MESSAGE_BYTES_MAX: usize = 256 << 20;
 
-/// Another node.
+/// Another node of the cluster, and the connections to it.
 #[derive(Debug)]
 pub struct Peer {
     address: String,

@@ -43,7 +43,7 @@ pub enum Health {
     Away,
 }
 
-/// A cache directory.
+/// A cache directory: whether it works, and the operations under way on its disk.
 #[derive(Debug)]
 pub struct Dir {
     pub path: PathBuf,

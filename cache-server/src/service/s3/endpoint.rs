@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 /// What an answer consists of.
 pub type Body = UnsyncBoxBody<Bytes, Error>;
 
-/// The endpoint of a node.
+/// What all requests of S3 clients to a node share.
 pub struct Endpoint {
     pub node: Arc<Node>,
     pub signatures: Signatures,
@@ -48,7 +48,7 @@ pub fn empty() -> Body {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
-/// The time of day.
+/// The time of day, by which signatures are good or are not.
 #[expect(clippy::disallowed_methods, reason = "signatures are good for a time of day")]
 pub fn now() -> DateTime<Utc> {
     SystemTime::now().into()

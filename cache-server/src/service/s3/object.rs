@@ -10,7 +10,7 @@ use super::visitor::Visitor;
 use crate::auth::limiter::Limiter;
 use crate::objects::{MissingAge, ObjectStream, Scope};
 use crate::service::fetch_limit::toll;
-use crate::service::gate::{Pass, draining};
+use crate::service::gate::{GatePermit, draining};
 use crate::service::meter::StreamMeter;
 use bytes::Bytes;
 use forebay_proto::object::ObjectVersion;
@@ -210,9 +210,10 @@ async fn of(
             }
             false => Pieces::Uncached(UncachedPieces::new(endpoint, named, &version, range.clone()).await?),
         };
-        let pass = endpoint.node.gate.enter()?.limited(visitor.limiter())?;
+        let permit = endpoint.node.gate.enter()?.limited(visitor.limiter())?;
         let limiter = visitor.limiter().cloned();
-        begin(ObjectBody { endpoint: endpoint.clone(), pieces, pass, limiter }, range.end - range.start).await
+        let body = ObjectBody { endpoint: endpoint.clone(), pieces, permit, limiter };
+        begin(body, range.end - range.start).await
     };
     Ok(body.await.map(|body| response.map(|_| body)))
 }
@@ -260,7 +261,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     }
 }
 
-/// Where bytes come from.
+/// Where an answer's bytes come from: the cache, or the object store past it.
 enum Pieces {
     Cached(Box<(ObjectStream, StreamMeter)>),
     Uncached(UncachedPieces),
@@ -270,7 +271,7 @@ enum Pieces {
 struct ObjectBody {
     endpoint: Arc<Endpoint>,
     pieces: Pieces,
-    pass: Pass,
+    permit: GatePermit,
     limiter: Option<Arc<Limiter>>,
 }
 
@@ -303,7 +304,7 @@ impl ObjectBody {
         };
         tokio::select! {
             biased;
-            () = self.pass.end.cancelled() => Err(draining()),
+            () = self.permit.end.cancelled() => Err(draining()),
             piece = next => piece,
         }
     }

@@ -34,7 +34,7 @@ impl S3Refusal {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// 403.
+    /// 403: the caller may not.
     pub fn denied(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, code, message)
     }
@@ -45,13 +45,13 @@ impl S3Refusal {
         Self::new(StatusCode::NOT_IMPLEMENTED, "NotImplemented", message)
     }
 
-    /// 412.
+    /// 412: the object does not meet the condition.
     pub fn precondition(condition: &str) -> Self {
         let why = "At least one of the pre-conditions you specified did not hold";
         Self::new(StatusCode::PRECONDITION_FAILED, "PreconditionFailed", why).with("Condition", condition)
     }
 
-    /// 416.
+    /// 416: an object of this size has nothing of the range.
     pub fn range(asked: &str, size: u64) -> Self {
         let why = "The requested range is not satisfiable";
         let refusal = Self::new(StatusCode::RANGE_NOT_SATISFIABLE, "InvalidRange", why);
@@ -59,7 +59,7 @@ impl S3Refusal {
         Self { size: Some(size), ..refusal }
     }
 
-    /// With one more element.
+    /// With one more element in the XML of the answer.
     pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.details.push((name, value.into()));
         self

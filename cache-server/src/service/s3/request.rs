@@ -48,7 +48,7 @@ impl Named {
         Ok(Self { bucket: bucket.to_owned(), key: key.to_owned(), query })
     }
 
-    /// The value of a parameter.
+    /// The value of a parameter; the first one, if it is given twice.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.query.iter().find_map(|(given, value)| (given == name).then_some(value.as_str()))
     }

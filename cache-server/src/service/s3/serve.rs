@@ -67,7 +67,7 @@ pub async fn run(
     server.run(listener, stop, answer, turn_away).await;
 }
 
-/// One connection too many.
+/// Answers on a connection that is one too many.
 async fn turn_away(stream: TcpStream) {
     let refusal = S3Refusal::new(
         http::StatusCode::SERVICE_UNAVAILABLE,

@@ -44,7 +44,7 @@ pub enum Signer {
     Anonymous,
 }
 
-/// Checks signatures.
+/// Checks signatures of AWS, version 4, made with the keys that the node was given.
 pub struct Signatures {
     region: String,
     /// Secrets by id.

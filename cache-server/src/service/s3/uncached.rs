@@ -22,7 +22,7 @@ pub fn uri_of(named: &Named) -> Option<String> {
     normalise_object(&uri).is_ok_and(|normal| normal == uri).then_some(uri)
 }
 
-/// The version of now.
+/// The version of now, which the object store is asked for.
 pub async fn version(endpoint: &Arc<Endpoint>, named: &Named) -> Result<Arc<ObjectVersion>> {
     let uri = format!("s3://{}/{}", named.bucket, named.key);
     let ask = || ask_version(endpoint.clone(), named.bucket.clone(), named.key.clone());

@@ -1,20 +1,20 @@
 use super::*;
 
 /// A dataset with a snapshot `july` of it in a directory of its own.
-struct Kept {
+struct SnapshotFixture {
     data: tempfile::TempDir,
     uri: String,
     snapshots: tempfile::TempDir,
 }
 
-impl Kept {
+impl SnapshotFixture {
     async fn new() -> Self {
         let (data, uri, _) = dataset();
-        let kept = Self { data, uri, snapshots: tempfile::tempdir().unwrap() };
-        let saved = kept.snapshot(&["save", "july", &kept.uri, "--direct"]).await;
-        let says = format!("{}: version ", kept.named());
-        assert!(saved.starts_with(&says) && saved.ends_with("100 rows in 2 objects\n"), "{saved}");
-        kept
+        let fixture = Self { data, uri, snapshots: tempfile::tempdir().unwrap() };
+        let output = fixture.snapshot(&["save", "july", &fixture.uri, "--direct"]).await;
+        let says = format!("{}: version ", fixture.named());
+        assert!(output.starts_with(&says) && output.ends_with("100 rows in 2 objects\n"), "{output}");
+        fixture
     }
 
     fn folder(&self) -> &str {
@@ -42,12 +42,12 @@ async fn answer(line: &[&str]) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_is_what_was_saved_after_objects_were_added() {
-    let kept = Kept::new().await;
-    let (uri, named) = (kept.uri.as_str(), kept.named());
+    let fixture = SnapshotFixture::new().await;
+    let (uri, named) = (fixture.uri.as_str(), fixture.named());
     let (version, epoch) = (answer(&["inspect", uri]).await, answer(&["epoch", uri]).await);
     let rows = forebay(&["cat", uri, "--direct"]).await.unwrap();
     let step = answer(&["plan", uri, "--batch", "10", "--step", "3"]).await;
-    write(&kept.data.path().join("a2.parquet"), &batch(500, 10));
+    write(&fixture.data.path().join("a2.parquet"), &batch(500, 10));
     assert_eq!(answer(&["inspect", uri]).await["rows"], 110);
     let then = answer(&["inspect", &named]).await;
     for field in ["uri", "digest", "rows", "objects", "segments"] {
@@ -59,7 +59,7 @@ async fn a_snapshot_is_what_was_saved_after_objects_were_added() {
     assert_eq!(answer(&["plan", &named, "--batch", "10", "--step", "3"]).await, step);
     assert_eq!(answer(&["inspect", &named, "--split", "0.5:1.0"]).await["rows"], 50);
     assert_eq!(answer(&["inspect", &named, "--where", "id < 7"]).await["rows"], 7);
-    let file = format!("@{}/july.json", kept.folder());
+    let file = format!("@{}/july.json", fixture.folder());
     assert_eq!(
         answer(&["inspect", &file]).await["digest"],
         version["digest"],
@@ -69,31 +69,31 @@ async fn a_snapshot_is_what_was_saved_after_objects_were_added() {
 
 #[tokio::test]
 async fn snapshots_are_listed_shown_and_removed() {
-    let kept = Kept::new().await;
-    kept.snapshot(&["save", "few", &kept.uri, "--where", "id < 7", "--direct"]).await;
-    let all = kept.snapshot(&["list"]).await;
+    let fixture = SnapshotFixture::new().await;
+    fixture.snapshot(&["save", "few", &fixture.uri, "--where", "id < 7", "--direct"]).await;
+    let all = fixture.snapshot(&["list"]).await;
     let lines: Vec<_> = all.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(lines, ["snapshot", "few", "july"], "{all}");
-    assert!(all.contains(&format!("{} where id < 7 ", kept.uri)), "{all}");
-    let listed: Value = serde_json::from_str(&kept.snapshot(&["list", "--json"]).await).unwrap();
+    assert!(all.contains(&format!("{} where id < 7 ", fixture.uri)), "{all}");
+    let listed: Value = serde_json::from_str(&fixture.snapshot(&["list", "--json"]).await).unwrap();
     assert_eq!(listed["snapshots"][0]["rows"], 7);
-    let shown = kept.snapshot(&["open", "july"]).await;
-    assert!(shown.contains(&format!("dataset   {}\n", kept.uri)) && shown.contains(" s ago\n"), "{shown}");
-    let version: Value = serde_json::from_str(&kept.snapshot(&["show", "july", "--json"]).await).unwrap();
+    let shown = fixture.snapshot(&["open", "july"]).await;
+    assert!(shown.contains(&format!("dataset   {}\n", fixture.uri)) && shown.contains(" s ago\n"), "{shown}");
+    let version: Value = serde_json::from_str(&fixture.snapshot(&["show", "july", "--json"]).await).unwrap();
     assert_eq!(version["objects"][1]["key"], "b.parquet");
-    assert_eq!(kept.snapshot(&["remove", "july"]).await, "july: removed\n");
-    assert_eq!(kept.snapshot(&["list"]).await.lines().count(), 2);
-    let e = error(&["cat", &kept.named(), "--direct"]).await;
+    assert_eq!(fixture.snapshot(&["remove", "july"]).await, "july: removed\n");
+    assert_eq!(fixture.snapshot(&["list"]).await.lines().count(), 2);
+    let e = error(&["cat", &fixture.named(), "--direct"]).await;
     assert_eq!(e.kind, Kind::NotFound);
     assert!(e.message.contains("no snapshot `july`") && e.message.contains("snapshot list"), "{e}");
 }
 
 #[tokio::test]
 async fn a_snapshot_that_cannot_be_is_refused_with_the_remedy() {
-    let kept = Kept::new().await;
-    let uri = kept.uri.as_str();
-    kept.snapshot(&["save", "july", uri, "--direct"]).await;
-    write(&kept.data.path().join("c.parquet"), &batch(500, 10));
+    let fixture = SnapshotFixture::new().await;
+    let uri = fixture.uri.as_str();
+    fixture.snapshot(&["save", "july", uri, "--direct"]).await;
+    write(&fixture.data.path().join("c.parquet"), &batch(500, 10));
     for (line, says) in [
         (&["save", "july", uri, "--direct"][..], "choose another name"),
         (&["save", "a b", uri, "--direct"], "`a b` cannot be a snapshot's name"),
@@ -101,7 +101,7 @@ async fn a_snapshot_that_cannot_be_is_refused_with_the_remedy() {
         (&["show", "june"], "no snapshot `june`"),
         (&["remove", "june"], "no snapshot `june`"),
     ] {
-        let message = kept.refused(line).await;
+        let message = fixture.refused(line).await;
         assert!(message.contains(says), "{message}");
     }
     for (line, says) in [
@@ -112,20 +112,20 @@ async fn a_snapshot_that_cannot_be_is_refused_with_the_remedy() {
         let e = error(&[line, &["--direct"]].concat()).await;
         assert!(e.message.contains(says), "{e}");
     }
-    let file = kept.snapshots.path().join("july.json");
+    let file = fixture.snapshots.path().join("july.json");
     let text = std::fs::read_to_string(&file).unwrap();
     let version: Value = serde_json::from_str(&text).unwrap();
     std::fs::write(&file, text.replace(version["digest"].as_str().unwrap(), &"0".repeat(32))).unwrap();
-    let e = error(&["inspect", &kept.named(), "--direct"]).await;
+    let e = error(&["inspect", &fixture.named(), "--direct"]).await;
     assert_eq!(e.kind, Kind::Changed);
-    assert!(e.message.contains("it was saved as version") && e.message.contains(&kept.named()), "{e}");
+    assert!(e.message.contains("it was saved as version") && e.message.contains(&fixture.named()), "{e}");
 }
 
 #[tokio::test]
 async fn objects_that_are_no_longer_what_they_were_are_named() {
-    let kept = Kept::new().await;
-    let named = kept.named();
-    let path = kept.data.path().join("b.parquet");
+    let fixture = SnapshotFixture::new().await;
+    let named = fixture.named();
+    let path = fixture.data.path().join("b.parquet");
     for (what, says) in
         [(Some(batch(60, 39)), "b.parquet: was overwritten since"), (None, "b.parquet: was deleted since")]
     {

@@ -16,7 +16,7 @@ use forebay_dataset::stream::gather::plain_width;
 use forebay_proto::{Error, Result};
 use std::ops::Range;
 
-/// One column of a message.
+/// Where a column lies in a message's body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ColumnLayout {
     /// Rows of `width` bytes each, from byte `start` of the body on.

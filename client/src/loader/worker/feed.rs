@@ -20,7 +20,7 @@ pub(crate) struct Wire {
     pub same_host: bool,
 }
 
-/// A source of messages.
+/// Where messages come from: a node's stream, or this process, which reads the object store.
 #[derive(Debug)]
 pub(crate) enum Feed {
     Stream(Box<Stream>),
@@ -28,7 +28,7 @@ pub(crate) enum Feed {
 }
 
 impl Feed {
-    /// Asks a node.
+    /// Has a node answer the ticket.
     pub async fn stream(
         node: &Node,
         manifest: &Manifest,

@@ -17,7 +17,7 @@ pub(super) struct Receiver {
     message: Option<Arriving>,
 }
 
-/// A message that arrives.
+/// A message that has begun: one that says its rows, or one of whole steps.
 enum Arriving {
     Rows(Box<PartialMessage>),
     Steps(StepsMessage),

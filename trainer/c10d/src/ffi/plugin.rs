@@ -24,7 +24,7 @@ pub struct NcclSettings {
     pub high_priority_stream: bool,
     /// The least thread blocks per collective (`ncclConfig_t::minCTAs`); 0 leaves it to NCCL.
     pub min_ctas: u16,
-    /// The most; likewise.
+    /// The most thread blocks per collective (`ncclConfig_t::maxCTAs`); 0 leaves it to NCCL.
     pub max_ctas: u16,
 }
 

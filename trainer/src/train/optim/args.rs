@@ -45,13 +45,13 @@ pub struct OptimArgs {
     pub accumulate: u64,
 }
 
-/// The optimizers there are.
+/// What `--optimizer` takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum OptimizerName {
     /// Stochastic gradient descent with momentum
     #[default]
     Sgd,
-    /// Adam
+    /// Adam, whose weight decay is added to the gradient
     Adam,
     /// Adam with decoupled weight decay
     Adamw,
@@ -84,7 +84,7 @@ impl OptimArgs {
         Ok(())
     }
 
-    /// The optimizer.
+    /// The optimizer that the flags ask for, with its own defaults for those that are not given.
     pub fn settings(&self) -> OptimizerSettings {
         let decay = |default| self.weight_decay.unwrap_or(default);
         let (betas, eps) = (self.betas, 1e-8);
@@ -101,7 +101,7 @@ impl OptimArgs {
         }
     }
 
-    /// The highest learning rate.
+    /// The highest learning rate of the run, or the default of the optimizer.
     pub fn lr(&self) -> f64 {
         self.lr.unwrap_or(if self.optimizer == OptimizerName::Sgd { 0.1 } else { 1e-3 })
     }

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 /// Bytes of a part: etcd takes requests of 1.5 MiB unless it is told otherwise.
 pub(super) const PART_BYTES: usize = 1 << 20;
 
-/// Parts of a snapshot.
+/// Parts of a snapshot at most.
 pub(super) const PARTS_MAX: usize = 64;
 
 /// How long a saver may take to write its parts, in seconds: each takes 3 s at most.

@@ -15,14 +15,14 @@ const KEPT: Duration = match cfg!(test) {
     true => Duration::from_secs(2),
 };
 
-/// A place for one thing that is not in use; clones share it. What lies there when the last of them is
-/// dropped is dropped too.
+/// Holds one thing that is not in use; clones share it. What lies there when the last of them is dropped is
+/// dropped too.
 #[derive(Debug)]
-pub(crate) struct Kept<T>(Arc<Mutex<Option<Idle<T>>>>);
+pub(crate) struct IdleSlot<T>(Arc<Mutex<Option<Idle<T>>>>);
 
-/// A way to such a place for the thing itself, which must not keep the place that keeps it.
+/// By which the thing itself comes back to its slot, without keeping the slot alive.
 #[derive(Debug)]
-pub(crate) struct WayTo<T>(Weak<Mutex<Option<Idle<T>>>>);
+pub(crate) struct WeakIdleSlot<T>(Weak<Mutex<Option<Idle<T>>>>);
 
 #[derive(Debug)]
 struct Idle<T> {
@@ -30,7 +30,7 @@ struct Idle<T> {
     since: Instant,
 }
 
-impl<T: Send + 'static> Kept<T> {
+impl<T: Send + 'static> IdleSlot<T> {
     /// What lies there, if it `fits`.
     pub fn take(&self, fits: impl FnOnce(&T) -> bool) -> Option<T> {
         self.0.lock().take_if(|idle| fits(&idle.value)).map(|idle| idle.value)
@@ -40,45 +40,45 @@ impl<T: Send + 'static> Kept<T> {
     pub fn keep(&self, value: T, runtime: &Handle) {
         let before = self.0.lock().replace(Idle { value, since: Instant::now() });
         drop(before);
-        let kept = Arc::downgrade(&self.0);
+        let slot = Arc::downgrade(&self.0);
         runtime.spawn(async move {
             sleep(KEPT).await;
-            let Some(kept) = kept.upgrade() else { return };
-            let over = kept.lock().take_if(|idle| idle.since.elapsed() >= KEPT);
+            let Some(slot) = slot.upgrade() else { return };
+            let over = slot.lock().take_if(|idle| idle.since.elapsed() >= KEPT);
             drop(over);
         });
     }
 }
 
-impl<T> Kept<T> {
+impl<T> IdleSlot<T> {
     /// For the thing that may lie here.
-    pub fn way(&self) -> WayTo<T> {
-        WayTo(Arc::downgrade(&self.0))
+    pub fn downgrade(&self) -> WeakIdleSlot<T> {
+        WeakIdleSlot(Arc::downgrade(&self.0))
     }
 }
 
-impl<T: Send + 'static> WayTo<T> {
-    /// Puts something there, or drops it if the place is gone.
+impl<T: Send + 'static> WeakIdleSlot<T> {
+    /// Puts something there, or drops it if the slot is gone.
     pub fn keep(&self, value: T, runtime: &Handle) {
-        if let Some(kept) = self.0.upgrade() {
-            Kept(kept).keep(value, runtime);
+        if let Some(slot) = self.0.upgrade() {
+            IdleSlot(slot).keep(value, runtime);
         }
     }
 }
 
-impl<T> Clone for WayTo<T> {
+impl<T> Clone for WeakIdleSlot<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<T> Clone for Kept<T> {
+impl<T> Clone for IdleSlot<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<T> Default for Kept<T> {
+impl<T> Default for IdleSlot<T> {
     fn default() -> Self {
         Self(Arc::default())
     }
@@ -90,32 +90,32 @@ mod tests {
 
     #[tokio::test]
     async fn what_nobody_takes_is_dropped_after_a_while() {
-        let (kept, runtime) = (Kept::default(), Handle::current());
+        let (slot, runtime) = (IdleSlot::default(), Handle::current());
         let values: Vec<Arc<u32>> = (0..3).map(Arc::new).collect();
         let is_there = |value: &Arc<u32>| Arc::strong_count(value) > 1;
-        kept.keep(values[0].clone(), &runtime);
-        assert!(kept.take(|value| **value == 1).is_none() && is_there(&values[0]), "it does not fit");
-        assert_eq!(kept.take(|value| **value == 0), Some(values[0].clone()));
-        assert!(kept.take(|_| true).is_none(), "it was taken");
+        slot.keep(values[0].clone(), &runtime);
+        assert!(slot.take(|value| **value == 1).is_none() && is_there(&values[0]), "it does not fit");
+        assert_eq!(slot.take(|value| **value == 0), Some(values[0].clone()));
+        assert!(slot.take(|_| true).is_none(), "it was taken");
         // Used again meanwhile, it stays as long again.
-        kept.keep(values[0].clone(), &runtime);
+        slot.keep(values[0].clone(), &runtime);
         sleep(KEPT / 2).await;
-        let used = kept.take(|_| true).unwrap();
+        let used = slot.take(|_| true).unwrap();
         let again = Instant::now();
-        kept.keep(used, &runtime);
+        slot.keep(used, &runtime);
         while is_there(&values[0]) {
             assert!(again.elapsed() < 20 * KEPT, "nobody comes");
             sleep(KEPT / 20).await;
         }
         assert!(again.elapsed() >= KEPT, "after {:?}", again.elapsed());
-        // The later one takes the place of the one before; both go with the place.
-        kept.keep(values[1].clone(), &runtime);
-        kept.keep(values[2].clone(), &runtime);
+        // The later one takes the place of the one before; both go with the slot.
+        slot.keep(values[1].clone(), &runtime);
+        slot.keep(values[2].clone(), &runtime);
         assert_eq!((is_there(&values[1]), is_there(&values[2])), (false, true));
-        let way = kept.way();
-        drop(kept);
+        let weak = slot.downgrade();
+        drop(slot);
         assert!(!is_there(&values[2]));
-        way.keep(values[2].clone(), &runtime);
-        assert!(!is_there(&values[2]), "the place is gone");
+        weak.keep(values[2].clone(), &runtime);
+        assert!(!is_there(&values[2]), "the slot is gone");
     }
 }

@@ -6,9 +6,10 @@ use super::layout::ColumnLayout;
 use crate::loader::builder::RowCopy;
 use std::ops::Range;
 
-/// A column whose values land in the batches of some rows.
+/// Receives a column of a message into the batches of its rows: first the offsets, then the values of each
+/// row in their place.
 #[derive(Debug)]
-pub(super) struct Landing {
+pub(super) struct ColumnReceiver {
     pub column: usize,
     /// Where its offsets lie in the body, and the bytes of each.
     pub offsets: Range<usize>,
@@ -34,7 +35,7 @@ impl Drop for Claim {
     }
 }
 
-impl Landing {
+impl ColumnReceiver {
     /// Claims the places of a variable column's values; `None` if not all of them can be had.
     pub fn claim(column: usize, layout: &ColumnLayout, copies: &[RowCopy]) -> Option<Self> {
         let ColumnLayout::Variable { offsets, width, values, .. } = layout else { return None };
