@@ -92,7 +92,7 @@ impl Objects {
         allow: Arc<Allowed>,
         memory: &Memory,
     ) -> Result<Self> {
-        let ahead_bytes = read_ahead::BYTES_MAX.min(memory.prefetch.limit() / 4);
+        let ahead_bytes = read_ahead::BYTES_MAX.min(memory.fills.prefetch.limit() / 4);
         let listings = Arc::new(Semaphore::new(ASKED_AT_ONCE));
         Ok(Self {
             versions: Versions::new(reader.clone()),

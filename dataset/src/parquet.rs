@@ -16,6 +16,7 @@ mod pages;
 mod quiet;
 mod reader;
 mod run;
+mod run_buffers;
 pub(crate) mod statistics;
 mod thrift;
 

@@ -8,13 +8,16 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
-use forebay_dataset::{SegmentReader, SegmentRun, SourceSettings, Urgency};
+use forebay_dataset::{SegmentReader, SourceSettings, Urgency};
 use forebay_proto::{Kind, Manifest};
 use forebay_tests::harness::fault::{self, Fault};
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::seen::SeenRequest;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
+
+#[path = "source/runs.rs"]
+mod runs;
 
 fn parquet(range: Range<i64>, group_rows: usize) -> Vec<u8> {
     let schema = Arc::new(Schema::new(vec![Field::new("i", DataType::Int64, false)]));
@@ -222,40 +225,6 @@ async fn throttled() -> (usize, usize) {
     }
     let log = s3.take_log();
     (log.iter().filter(|seen| seen.status == 503).count(), log.len())
-}
-
-/// With one request at a time, segments that follow each other are read in one, even if the answer breaks
-/// off.
-#[tokio::test]
-async fn a_run_of_segments_is_read_in_one_request() {
-    let s3 = S3Server::start();
-    s3.put("a.parquet", parquet(0..500_000, 10_000));
-    let narrow = SourceSettings { s3_max_requests: 1, ..settings(&s3) };
-    let source = SegmentReader::new(narrow).unwrap();
-    assert!(source.prefers_runs());
-    let manifest = Arc::new(source.freeze("s3://forebay", 1).await.unwrap().manifest.clone());
-    let bytes_of_all = source.freeze("s3://forebay", 1).await.unwrap().projected_bytes(&[0]);
-    let demand = Urgency::demand();
-    for faults in [0, 3] {
-        let before = source.counters().s3_bytes.load(Relaxed);
-        s3.inject(fault::first(faults, Fault::Cut));
-        s3.take_log();
-        let run = SegmentRun::new(source.clone(), manifest.clone(), 0..50, vec![0]).unwrap();
-        let reads = (0..50).map(|i| run.read(i, &demand));
-        let read = futures::future::try_join_all(reads).await.unwrap();
-        let values = read.iter().flat_map(|b| b.column(0).as_primitive::<Int64Type>().values().to_vec());
-        assert!(values.eq(0..500_000), "{faults} faults");
-        assert_eq!(s3.take_log().len(), 1 + faults, "requests for 50 segments");
-        let bytes = source.counters().s3_bytes.load(Relaxed) - before;
-        assert_eq!(bytes, bytes_of_all, "what came before a break is kept");
-    }
-    // One of them is damaged: it alone is fetched again.
-    s3.inject(fault::first(1, Fault::Garble));
-    let run = SegmentRun::new(source.clone(), manifest.clone(), 7..9, vec![0]).unwrap();
-    assert_eq!(run.read(8, &demand).await.unwrap().num_rows(), 10_000);
-    assert_eq!(source.counters().damaged.load(Relaxed), 1);
-    assert_eq!(run.read(9, &demand).await.unwrap_err().kind, Kind::Invalid);
-    assert!(SegmentRun::new(source.clone(), manifest, 49..51, vec![0]).is_err());
 }
 
 #[tokio::test]

@@ -2,8 +2,7 @@
 
 use super::block::{Block, batch_of, columns};
 use super::cache::Cache;
-use super::fill::Ahead;
-use super::memory::MemoryPermit;
+use super::memory::FillPermit;
 use super::tail::Tail;
 use crate::cluster::peers::{Content, WantedColumns};
 use crate::disk::Found;
@@ -44,8 +43,8 @@ pub async fn fill(
         ask_owner: role == Role::Replica,
     };
     let fetched = async {
-        let urgency = &tail.urgency;
-        match cache.peers.fetch(&wanted, |bytes| cache.memory.fills.acquire(bytes, urgency)).await? {
+        let (urgency, fills) = (&tail.urgency, &cache.memory.fills);
+        match cache.peers.fetch(&wanted, |bytes| fills.acquire_for_copy(bytes, urgency)).await? {
             Some(copy) => Ok(copy),
             None => fetch(&cache, &block, &tail, from).await,
         }
@@ -59,7 +58,7 @@ pub async fn fill(
         }
     };
     let placed = match fetched {
-        Ok((batch, filling)) => cache.end_fill(origin, batch, Ahead::demand(), filling).await.map(Some),
+        Ok((batch, filling)) => cache.end_fill(origin, batch, None, filling).await.map(Some),
         Err(e) => Err(e),
     };
     tail.clear();
@@ -67,18 +66,10 @@ pub async fn fill(
 }
 
 /// Fetches a block from the object store, for its readers piece by piece.
-async fn fetch(cache: &Cache, block: &Block, tail: &Tail, from: u64) -> Result<(SegmentBatch, MemoryPermit)> {
+async fn fetch(cache: &Cache, block: &Block, tail: &Tail, from: u64) -> Result<(SegmentBatch, FillPermit)> {
     let (memory, urgency) = (&cache.memory, &tail.urgency);
     // The pieces, and the batch that is made of them.
     let cost = 2 * block.bytes();
-    let _share = match urgency.is_demand() {
-        true => None,
-        false => tokio::select! {
-            biased;
-            () = urgency.raised() => None,
-            share = memory.prefetch.acquire(cost, urgency) => Some(share),
-        },
-    };
     let filling = memory.fills.acquire(cost, urgency).await;
     let (whole, objects) = (block.range(), cache.source.objects());
     let first = whole.start + if from > HEAD_BYTES { from } else { 0 };

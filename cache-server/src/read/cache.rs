@@ -3,12 +3,12 @@
 //! A read looks on disk and into the memory tier; what it does not find it fills, as the one who leads or by
 //! waiting for another's fill. A fill asks other nodes for a copy, or else fetches and decodes the columns
 //! that are missing; then the segment goes where [`place`] says. Memory is bounded by [`Memory`]: a fill
-//! waits for memory before it fetches anything, and holds nothing else then.
+//! waits for memory before it fetches anything, and one that nobody waits for again before it decodes.
 
 use super::block::{Block, COLUMNS};
 use super::fill::{Ahead, FillOutcome, Underway};
 use super::lookup::{compose, origin};
-use super::memory::{Memory, MemoryPermit};
+use super::memory::{FillPermit, Memory, MemoryPermit};
 use super::memory_tier::MemoryTier;
 use super::placement::{Placement, place};
 use super::plans::{Plans, ReadSpan};
@@ -146,7 +146,7 @@ impl Cache {
     ) -> Result<ReadySegment> {
         let id = reading.manifest.segment_id(segment)?;
         let rows = reading.manifest.segment(segment)?.total_rows;
-        let is_prefetch = ahead.share.is_some();
+        let is_prefetch = !ahead.urgency.is_demand();
         let report = |turnout| match (is_prefetch, turnout) {
             (false, None) => self.events.record(Event::Hit),
             (false, Some(turnout)) => self.events.record(Event::Miss(turnout)),
@@ -175,10 +175,6 @@ impl Cache {
             }
             let role = role.unwrap_or_else(|| self.peers.ownership.role(id));
             let (now, filling) = self.join_or_lead(reading, segment, (id, role), &missing, &mut ahead);
-            if let Some(joined) = &mut ahead {
-                // Another's fill has memory of its own, or waits for the share held here.
-                joined.share = None;
-            }
             if !is_prefetch {
                 filling.about.urgency.raise();
             }
@@ -277,8 +273,8 @@ impl Cache {
             ask_owner: role == Role::Replica,
         };
         let (fills, urgency) = (&self.memory.fills, &ahead.urgency);
-        match self.peers.fetch(&wanted, |bytes| fills.acquire(bytes, urgency)).await? {
-            Some((batch, filling)) => self.end_fill(origin, batch, ahead, filling).await.map(Some),
+        match self.peers.fetch(&wanted, |bytes| fills.acquire_for_copy(bytes, urgency)).await? {
+            Some((batch, filling)) => self.end_fill(origin, batch, ahead.tier, filling).await.map(Some),
             None => self.fetch_once(reading, segment, columns, ahead).await,
         }
     }
@@ -296,10 +292,10 @@ impl Cache {
         let origin = origin(&reading.manifest, segment)?;
         let (id, urgency, wanted) = (origin.id, ahead.urgency.clone(), columns.clone());
         let (turnout, fetch) = self.fetches.join_or_lead(id, urgency.clone().into(), || {
-            let (cache, mut ahead) = (self.clone(), ahead);
+            let cache = self.clone();
             async move {
-                let fetched = match cache.fetch(&reading, segment, &columns, &mut ahead).await {
-                    Ok((batch, filling)) => cache.end_fill(origin, batch, ahead, filling).await,
+                let fetched = match cache.fetch(&reading, segment, &columns, &ahead).await {
+                    Ok((batch, filling)) => cache.end_fill(origin, batch, ahead.tier, filling).await,
                     Err(e) => Err(e),
                 };
                 Ok(match fetched {
@@ -327,8 +323,8 @@ impl Cache {
         self: &Arc<Self>,
         origin: Origin,
         batch: SegmentBatch,
-        Ahead { share: _share, tier, .. }: Ahead,
-        filling: MemoryPermit,
+        tier: Option<MemoryPermit>,
+        filling: FillPermit,
     ) -> Result<ReadySegment> {
         let (cache, id, spare) = (self.clone(), origin.id, batch.clone());
         match blocking(move || cache.put(&origin, batch, tier, filling)).await {
@@ -345,17 +341,19 @@ impl Cache {
         reading: &Reading,
         segment: u32,
         columns: &[String],
-        ahead: &mut Ahead,
-    ) -> Result<(SegmentBatch, MemoryPermit)> {
+        ahead: &Ahead,
+    ) -> Result<(SegmentBatch, FillPermit)> {
         let index = |c: &String| reading.schema.index_of(c).ok();
         let projection: Vec<usize> = columns.iter().filter_map(index).collect();
-        let (manifest, urgency) = (&reading.manifest, ahead.urgency.clone());
-        let cost = self.source.segment_cost(manifest, segment, &projection, &urgency).await?.total();
-        ahead.take_share(cost, &self.memory).await;
-        let filling = self.memory.fills.acquire(cost, &urgency).await;
-        let batch = match ahead.run.as_ref().filter(|_| *projection == *reading.projection) {
-            Some(run) => run.read(segment, &urgency).await?,
-            None => self.source.read_segment(manifest, segment, &projection, &urgency).await?,
+        let (manifest, urgency) = (&reading.manifest, &ahead.urgency);
+        let cost = self.source.segment_cost(manifest, segment, &projection, urgency).await?;
+        let memory = self.memory.fetching(&cost, urgency).await;
+        let decoding = || memory.decoding();
+        let (batch, filling) = match ahead.run.as_ref().filter(|_| *projection == *reading.projection) {
+            Some(run) => run.read(segment, urgency, decoding).await?,
+            None => {
+                self.source.read_segment_within(manifest, segment, &projection, urgency, decoding).await?
+            }
         };
         Ok((SegmentBatch::pack_aside(batch).await?, filling))
     }
@@ -367,7 +365,7 @@ impl Cache {
         origin: &Origin,
         batch: SegmentBatch,
         tier: Option<MemoryPermit>,
-        mut filling: MemoryPermit,
+        mut filling: FillPermit,
     ) -> Result<ReadySegment> {
         // A footer may say less than the segment has: the rest counts too.
         let bytes = batch.memory_bytes() as u64;
@@ -418,10 +416,10 @@ impl Cache {
         batch: SegmentBatch,
         span: Arc<ReadSpan>,
         mut permit: MemoryPermit,
-        filling: MemoryPermit,
+        filling: FillPermit,
     ) -> ReadySegment {
         // A prefetch took memory for what the manifest says of all columns.
-        permit.resize(filling.weight());
+        permit.resize(filling.bytes());
         drop(filling);
         self.events.record(Event::KeptInMemory);
         self.memory_tier.put(origin, batch, span, permit)

@@ -97,16 +97,17 @@ impl SegmentExchange {
         if !self.0.disk.has_room(None, [item.bytes]) {
             return Ok(false);
         }
-        let (own, from, wanted) = (self.clone(), from.to_owned(), item.clone());
+        let (own, from, wanted, urgency) = (self.clone(), from.to_owned(), item.clone(), Urgency::prefetch());
+        let hurried = urgency.clone();
         let copy = || async move {
             // Others who wait for it too look again, and get it elsewhere.
-            let copied = own.copy(&from, &wanted, allowed).await.unwrap_or_else(|e| {
+            let copied = own.copy(&from, &wanted, &hurried, allowed).await.unwrap_or_else(|e| {
                 tracing::debug!(error = %e, from, "a copy did not come");
                 None
             });
             Ok(copied.map_or(FillOutcome::Retry, FillOutcome::Filled))
         };
-        self.0.fill_with(id, Urgency::prefetch(), copy).await?;
+        self.0.fill_with(id, urgency, copy).await?;
         Ok(self.offers(id, &item.columns))
     }
 
@@ -114,14 +115,11 @@ impl SegmentExchange {
         &self,
         from: &str,
         item: &v1::CopyItem,
+        urgency: &Urgency,
         allowed: impl Fn(&str) -> Result<()> + Send + 'static,
     ) -> Result<Option<ReadySegment>> {
-        // Like any prefetch a copy is a part of the fills, and holds its share of them first.
-        let hold = |bytes| async move {
-            let urgency = Urgency::prefetch();
-            let share = self.0.memory.prefetch.acquire(bytes, &urgency).await;
-            (share, self.0.memory.fills.acquire(bytes, &urgency).await)
-        };
+        // Like any prefetch a copy has its share of the fills.
+        let hold = |bytes| self.0.memory.fills.acquire(bytes, urgency);
         let (origin, batch, memory) = self.0.peers.copy(from, item, hold).await?;
         let cache = self.0.clone();
         let written = blocking(move || {

@@ -1,6 +1,6 @@
 //! How a fill is wanted, and what comes of it.
 
-use super::memory::{Memory, MemoryPermit};
+use super::memory::MemoryPermit;
 use super::tail::Tail;
 use forebay_dataset::{ReadySegment, SegmentRun, Urgency};
 use forebay_proto::Error;
@@ -35,8 +35,6 @@ impl From<Urgency> for Underway {
 /// What a read ahead of any demand holds.
 pub struct Ahead {
     pub urgency: Urgency,
-    /// Its part of the memory that prefetches may use for fills; none where somebody waits for it.
-    pub share: Option<MemoryPermit>,
     /// Memory to keep the segment in if it is not worth storing.
     pub tier: Option<MemoryPermit>,
     /// Reads the segment in one request with its neighbours.
@@ -46,24 +44,6 @@ pub struct Ahead {
 impl Ahead {
     /// A read that somebody waits for.
     pub fn demand() -> Self {
-        Self { urgency: Urgency::demand(), share: None, tier: None, run: None }
-    }
-
-    /// Makes its share what the fill really costs. For more than it has it waits, and holds nothing
-    /// meanwhile. As soon as somebody waits for the segment it needs no share, also while it waits: the
-    /// memory that others hold may be for segments that wait for this one, at another node.
-    pub async fn take_share(&mut self, bytes: u64, memory: &Memory) {
-        let Some(mut share) = self.share.take().filter(|_| !self.urgency.is_demand()) else { return };
-        if bytes > share.weight() {
-            drop(share);
-            share = tokio::select! {
-                biased;
-                () = self.urgency.raised() => return,
-                share = memory.prefetch.acquire(bytes, &self.urgency) => share,
-            };
-        } else {
-            share.resize(bytes);
-        }
-        self.share = Some(share);
+        Self { urgency: Urgency::demand(), tier: None, run: None }
     }
 }

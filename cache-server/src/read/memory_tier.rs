@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Segments in memory.
+/// Segments that found no place on disk: in memory until no stream needs them.
 #[derive(Debug)]
 pub struct MemoryTier {
     plans: Arc<Plans>,

@@ -15,7 +15,7 @@ use crate::disk::policy::Refusal;
 pub enum Placement {
     /// It is on disk already.
     OnDisk,
-    /// In the memory tier.
+    /// It stays in memory until no stream needs it.
     InMemory,
     /// On disk, whatever leaves for it.
     OnDiskAnyway,

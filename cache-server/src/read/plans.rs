@@ -46,7 +46,7 @@ pub use view::ReadSpan;
 /// Bytes that all jobs may take together: one of two million segments, or many small ones.
 pub const BYTES_MAX: usize = 256 << 20;
 
-/// All announced plans.
+/// The plans that streams have announced, by job: when each reads which segments, and how far it has come.
 #[derive(Debug, Default)]
 pub struct Plans {
     state: Mutex<Jobs>,

@@ -4,12 +4,13 @@
 //! says, shared by all jobs; at an epoch's end that goes on into the next. Of a dataset that the disk cache
 //! cannot hold it is a small part of the segments at most. It yields to demand: it uses a part of the memory
 //! for fills, its requests go behind those that somebody waits for, and it starts nothing while a read waits
-//! for memory. It fetches nothing that it could not keep: either the disk cache has free room, or room in the
-//! memory tier is set aside first. A segment that is stored pushes out only those needed later, as with any
-//! fill.
+//! for memory, or a segment that is here for memory to be decoded. It fetches nothing that it could not
+//! keep: either the disk cache has free room, or room in the memory tier is set aside first. A segment that is
+//! stored pushes out only those needed later, as with any fill.
 //!
 //! [`Memory::ahead_bytes`]: crate::read::memory::Memory::ahead_bytes
 
+use crate::disk::policy::Role;
 use crate::read::cache::Cache;
 use crate::read::fill::Ahead;
 use crate::read::plans::{Due, JobKey};
@@ -25,9 +26,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Segments that are prefetched at once, as far as there is memory for them. Where few requests may be under
-/// way the others wait for their turn, and those that lie side by side in an object are sent as one.
-const CONCURRENCY: usize = 16;
+/// Segments that are prefetched at once, so that requests are busy while some are decoded and written. They
+/// wait for memory, and where few requests may be under way for their turn; those that lie side by side in an
+/// object are then sent as one.
+const CONCURRENCY: usize = 32;
+
+/// The same where another node has to make them, which takes each for a read that somebody waits for.
+const CONCURRENCY_ELSEWHERE: usize = 16;
+
+/// Segments that are made ready ahead of a stream, at least.
+const AHEAD_MIN: usize = 16;
 
 /// Of how many segments one is prefetched, at most, where the disk cache cannot hold all of them: whether a
 /// segment is worth its place is decided when it is fetched, and long before its turn that is a guess.
@@ -36,6 +44,9 @@ const ONE_AHEAD_OF: usize = 64;
 /// A segment that could not be fetched, or that nothing could hold, is left alone for this time at most: a
 /// reader who needs it tries, and is told. The nodes of a cluster do not all try again at once.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// While memory is short it is looked at this often: what others hold is given back without a word.
+const SHORT: Duration = Duration::from_millis(100);
 
 /// Decoded bytes of segments that are read in one request, about.
 const RUN_BYTES: u64 = 128 << 20;
@@ -47,6 +58,8 @@ struct PrefetchState {
     under_way: HashMap<SegmentId, u64>,
     /// With the time until which each is left alone.
     failed: HashMap<SegmentId, Instant>,
+    /// Whether memory was short when it last looked.
+    is_short: bool,
 }
 
 /// A segment to fetch.
@@ -67,7 +80,7 @@ impl Room {
     /// The share of one of `jobs` in `bytes` ahead, in a dataset that the disk cache holds or does not. A few
     /// segments are always ahead.
     fn new(bytes: u64, segments: usize, jobs: usize, is_held: bool) -> Self {
-        let of_all = (segments / ONE_AHEAD_OF).max(CONCURRENCY);
+        let of_all = (segments / ONE_AHEAD_OF).max(AHEAD_MIN);
         let segments = if is_held { usize::MAX } else { (of_all / jobs.max(1)).max(1) };
         Self { bytes: bytes / jobs.max(1) as u64, segments }
     }
@@ -114,7 +127,7 @@ pub async fn run(cache: Arc<Cache>) {
         tokio::select! {
             () = moved => {}
             // A job that does not come back, and what failed a while ago: only time tells of these.
-            () = tokio::time::sleep(Backoff::once(PAUSE)) => {}
+            () = tokio::time::sleep(if state.is_short { SHORT } else { Backoff::once(PAUSE) }) => {}
             Some(ended) = under_way.join_next() => if let Ok((id, is_held)) = ended {
                 state.ended(id, is_held);
             },
@@ -134,6 +147,7 @@ impl PrefetchState {
     fn look(&mut self, of: &Cache) -> Vec<Start> {
         let now = Instant::now();
         self.failed.retain(|_, until| now < *until);
+        self.is_short = of.memory.is_short();
         let jobs = of.plans.jobs();
         let (mut starts, count) = (Vec::new(), jobs.len());
         for job in jobs {
@@ -147,8 +161,9 @@ impl PrefetchState {
         let first = starts.len();
         let segments = reading.manifest.segments().len();
         let is_held = reading.manifest.decoded_bytes() <= of.disk.limit_bytes_under(reading.manifest.uri());
-        let mut room = Room::new(of.memory.ahead_bytes(), segments, jobs, is_held);
-        for run in runs_of(of, &reading.manifest, due, room.bytes) {
+        let free = if is_held { of.disk.free_bytes() } else { 0 };
+        let mut room = Room::new(of.memory.ahead_bytes(free), segments, jobs, is_held);
+        for run in runs_of(of, &reading.manifest, due, of.memory.ahead_bytes(0) / jobs.max(1) as u64) {
             // A run is one request: it begins as a whole.
             if !self.under_way.is_empty() && self.under_way.len() + run.len() > CONCURRENCY {
                 break;
@@ -181,12 +196,13 @@ impl PrefetchState {
         if self.under_way.contains_key(&id) || self.failed.contains_key(&id) || of.has(reading, id) {
             return true;
         }
-        if self.under_way.len() >= CONCURRENCY || of.memory.fills.is_short() {
+        let most = match of.peers.ownership.role(id) {
+            Role::Primary => CONCURRENCY,
+            Role::Replica => CONCURRENCY_ELSEWHERE,
+        };
+        if self.under_way.len() >= most || self.is_short {
             return false;
         }
-        let Some(share) = of.memory.prefetch.try_acquire(s.decoded_bytes.saturating_mul(2)) else {
-            return false;
-        };
         let object = manifest.object_uri(&manifest.objects()[s.object as usize]);
         let coming = self.under_way.values().copied().filter(|bytes| *bytes > 0);
         let is_free = of.disk.has_room(Some(&object), coming.chain([s.decoded_bytes]));
@@ -196,7 +212,7 @@ impl PrefetchState {
         }
         of.plans.prefetched(job, due);
         self.under_way.insert(id, if is_free { s.decoded_bytes } else { 0 });
-        let ahead = Ahead { urgency: Urgency::prefetch(), share: Some(share), tier, run: None };
+        let ahead = Ahead { urgency: Urgency::prefetch(), tier, run: None };
         starts.push(Start { id, reading: reading.clone(), segment: due.segment, ahead });
         true
     }
@@ -211,7 +227,7 @@ fn runs_of(of: &Cache, manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Ve
     // Segments that a stream has come to stay first, each by itself.
     let (now, later): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.is_read);
     let place = |segment| manifest.segment(segment).ok().map(|s| (s.object, s.decoded_bytes));
-    let later = runs(&later, |due| due.segment, place, ahead);
+    let later = runs(&later, |due| due.segment, place, (ahead, RUN_BYTES.min(of.memory.fetches.limit())));
     now.into_iter().map(|due| vec![due]).chain(later).collect()
 }
 
@@ -233,12 +249,12 @@ fn join_neighbours(of: &Cache, starts: &mut [Start]) {
 }
 
 /// The first of `due` that make up `ahead` bytes, each segment once, in runs: each with those of them that
-/// lie right behind it in its object; `place` says a segment's object and bytes.
+/// lie right behind it in its object, up to `run_bytes`; `place` says a segment's object and bytes.
 fn runs<T: Copy>(
     due: &[T],
     segment: impl Fn(&T) -> u32,
     place: impl Fn(u32) -> Option<(u32, u64)>,
-    ahead: u64,
+    (ahead, run_bytes): (u64, u64),
 ) -> Vec<Vec<T>> {
     let mut sum = 0;
     let is_within = |due: &&T| {
@@ -250,7 +266,7 @@ fn runs<T: Copy>(
     let mut runs = Vec::new();
     for first in within.iter().map(segment) {
         let (mut segment, mut bytes_so_far, mut run) = (first, 0, Vec::new());
-        while bytes_so_far < RUN_BYTES
+        while bytes_so_far < run_bytes
             && run.len() < CONCURRENCY
             && let Some((object, bytes)) = place(segment)
             && place(first).is_some_and(|(of, _)| of == object)
@@ -289,7 +305,7 @@ mod tests {
         let ahead = |mut room: Room| (0..1000).take_while(|_| room.take(10)).count();
         assert_eq!((ahead(full(65, 1_000_000, 1)), ahead(full(65, 1_000_000, 2))), (6, 3));
         assert_eq!((ahead(full(9000, 6400, 1)), ahead(full(9000, 6400, 4))), (100, 25));
-        assert_eq!((ahead(full(9000, 30, 1)), ahead(full(9000, 30, 100))), (CONCURRENCY, 1));
+        assert_eq!((ahead(full(9000, 30, 1)), ahead(full(9000, 30, 100))), (AHEAD_MIN, 1));
         assert_eq!(ahead(Room::new(9000, 30, 1, true)), 900, "the disk cache holds all of it");
         let mut room = full(15, 1600, 1);
         assert!(room.take(10) && !room.take(10) && !room.take(1), "none overtakes one that is too far ahead");
@@ -299,7 +315,9 @@ mod tests {
     fn each_is_followed_by_what_lies_behind_it_in_its_object() {
         // Objects of four segments, a third of a run each.
         let place = |segment: u32| Some((segment / 4, RUN_BYTES / 3 + 1));
-        let order = |segments: &[u32], n| runs(segments, |s| *s, place, (RUN_BYTES / 3 + 1) * n).concat();
+        let order = |segments: &[u32], n| {
+            runs(segments, |s| *s, place, ((RUN_BYTES / 3 + 1) * n, RUN_BYTES)).concat()
+        };
         assert_eq!(order(&[5, 9, 2, 3, 6, 4, 8], 9), [5, 6, 9, 2, 3, 4, 8]);
         assert_eq!(
             order(&[0, 9, 3, 2, 1], 9),

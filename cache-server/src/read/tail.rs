@@ -29,7 +29,7 @@ impl Tail {
         (Arc::new(Self { pieces, urgency }), Follow(receiver))
     }
 
-    /// Another reader.
+    /// The hold of another reader.
     pub fn follow(&self) -> Follow {
         Follow(self.pieces.subscribe())
     }

@@ -27,6 +27,8 @@ pub struct Cost {
     pub working: u64,
     /// What texts may take beyond that, of which the footer does not say how long they are.
     pub(crate) guessed: u64,
+    /// Whether it is read from a file.
+    is_of_file: bool,
 }
 
 /// Decoded bytes at which a segment is given up.
@@ -39,7 +41,13 @@ pub(crate) enum DecodeLimit {
 }
 
 impl Cost {
-    /// Their sum.
+    /// Bytes that are held while it is fetched. Pieces of a file are read as wholes before they are put in
+    /// their place.
+    pub fn fetching(&self) -> u64 {
+        if self.is_of_file { self.fetched.saturating_mul(2) } else { self.fetched }
+    }
+
+    /// The sum of all that it holds at once.
     pub fn total(&self) -> u64 {
         self.certain().saturating_add(self.guessed)
     }
@@ -54,10 +62,10 @@ impl Cost {
         Self { guessed: self.guessed.min(memory_bytes.saturating_sub(self.certain())), ..self }
     }
 
-    /// The same where it is read from a file: pieces of one are read as wholes before they are put in their
-    /// place, so until all is there the fetched bytes are held twice.
+    /// The same where it is read from a file: until all of it is there the fetched bytes are held twice.
     pub(crate) fn of_file(self) -> Self {
-        Self { working: self.working.max(self.fetched.saturating_sub(self.decoded)), ..self }
+        let working = self.working.max(self.fetched.saturating_sub(self.decoded));
+        Self { working, is_of_file: true, ..self }
     }
 
     /// The same for `rows` of its `all` rows, of which `fetched` bytes come: twice their share, as their
@@ -68,7 +76,8 @@ impl Cost {
             u64::try_from(twice).unwrap_or(u64::MAX).min(bytes)
         };
         let working = share(self.working).saturating_add(2 * PAGE_BYTES).min(self.working);
-        Self { fetched, decoded: share(self.decoded), working, guessed: share(self.guessed) }
+        let (decoded, guessed) = (share(self.decoded), share(self.guessed));
+        Self { fetched, decoded, working, guessed, ..self }
     }
 
     /// Decoded bytes at which a segment is called a lie: twice what was announced, and a little for small

@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
 
 /// A gap up to this is read along: cheaper than one more request.
-const GAP_BYTES: u64 = 4 << 10;
+pub(super) const GAP_BYTES: u64 = 4 << 10;
 
 /// Longer ranges are read in pieces at once.
 pub(crate) const PIECE_BYTES: u64 = 8 << 20;
@@ -49,6 +49,26 @@ pub(crate) async fn fetch(
     let ranges = joined.iter().zip(fetched);
     let ranges = ranges.map(|(range, bytes)| FetchedRange { start: range.start, bytes: bytes.into() });
     Ok(Chunks { size: object.size, ranges: ranges.collect() })
+}
+
+/// The bytes of `ranges` of an object likewise, handed on with where they lie, as they come.
+pub(super) async fn fetch_pieces(
+    source: &Source,
+    object: &SourceObject,
+    ranges: &[Range<u64>],
+    piece_bytes: u64,
+    urgency: &Urgency,
+    hand_on: impl Fn(u64, &[u8]) + Send + Sync,
+) -> Result<()> {
+    let mut pieces = Vec::new();
+    for piece in ranges.iter().flat_map(|range| split(range, piece_bytes)) {
+        let (mut at, hand_on) = (piece.start, &hand_on);
+        pieces.push(source.get_pieces(object, piece, urgency, move |bytes| {
+            hand_on(at, &bytes);
+            at += bytes.len() as u64;
+        }));
+    }
+    stream::iter(pieces).buffer_unordered(source.settings().s3_max_requests).try_collect().await
 }
 
 /// Where the chunks of `columns` lie.

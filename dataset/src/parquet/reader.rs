@@ -6,7 +6,7 @@ use crate::off_thread::blocking;
 use crate::parquet::chunks::Chunks;
 use crate::parquet::cost::Cost;
 use crate::parquet::counting::Tools;
-use crate::parquet::fetch::{PIECE_BYTES, fetch, piece_bytes};
+use crate::parquet::fetch::{PIECE_BYTES, fetch, fetch_pieces, piece_bytes};
 use crate::parquet::filtered::{self, GroupTask, ObjectColumns};
 use crate::parquet::footers::Footers;
 use crate::priority::PrioritySemaphore;
@@ -22,6 +22,7 @@ use forebay_proto::manifest::Object;
 use forebay_proto::{Error, Kind, Manifest, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use std::future::ready;
 use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
@@ -173,7 +174,6 @@ impl SegmentReader {
     /// # Errors
     /// `Changed` if the object was overwritten, `Corrupt` if it does not decode however often it is fetched,
     /// `Invalid` if the decoder says twice that it cannot read such an object.
-    #[tracing::instrument(level = "trace", skip_all)]
     pub async fn read_segment(
         &self,
         manifest: &Manifest,
@@ -181,21 +181,40 @@ impl SegmentReader {
         projection: &[usize],
         urgency: &Urgency,
     ) -> Result<RecordBatch> {
+        let read = self.read_segment_within(manifest, segment, projection, urgency, || ready(()));
+        read.await.map(|(batch, ())| batch)
+    }
+
+    /// As [`SegmentReader::read_segment`], and what `memory` gave before the fetched bytes were decoded.
+    #[tracing::instrument(level = "trace", skip_all)]
+    pub async fn read_segment_within<M, F: Future<Output = M>>(
+        &self,
+        manifest: &Manifest,
+        segment: u32,
+        projection: &[usize],
+        urgency: &Urgency,
+        memory: impl Fn() -> F,
+    ) -> Result<(RecordBatch, M)> {
         let mut before: Option<Error> = None;
         for reading in 1.. {
             let fetched = async {
                 let layout = self.layout(manifest, segment, projection, urgency).await?;
                 let ranges = layout.ranges();
                 let bytes = ranges.iter().map(|range| range.end - range.start).sum();
-                let chunks = self.fetch(&layout, ranges, self.piece_bytes(bytes), urgency).await?;
+                let piece_bytes = self.piece_bytes(bytes);
+                let chunks = fetch(&self.source, &layout.object, ranges, piece_bytes, urgency).await?;
+                urgency.add_fetched(bytes);
                 Ok((layout, chunks))
             };
             let (decoded, is_fetched) = match fetched.await {
-                Ok((layout, chunks)) => (self.decode(layout, chunks, urgency).await, true),
+                Ok((layout, chunks)) => {
+                    let held = memory().await;
+                    (self.decode(layout, chunks, urgency).await.map(|batch| (batch, held)), true)
+                }
                 Err(e) => (Err(e), false),
             };
             let e = match decoded {
-                Ok(batch) => return Ok(batch),
+                Ok(read) => return Ok(read),
                 // Bytes that are fetched again may be sound.
                 Err(e) if e.kind == Kind::Corrupt || is_fetched && e.kind == Kind::Invalid => e,
                 Err(e) => return Err(e),
@@ -282,18 +301,18 @@ impl SegmentReader {
         Ok(SegmentLayout { object, tasks, schema: Arc::new(schema), cost: cost.within(max) })
     }
 
-    /// The bytes of `ranges` of the layout's object.
-    pub(super) async fn fetch(
+    /// The bytes of `ranges` of an object, handed on as they come with where they lie.
+    pub(super) async fn fetch_pieces(
         &self,
-        layout: &SegmentLayout,
-        ranges: Vec<Range<u64>>,
+        object: &SourceObject,
+        ranges: &[Range<u64>],
         piece_bytes: u64,
         urgency: &Urgency,
-    ) -> Result<Chunks> {
-        let bytes = ranges.iter().map(|range| range.end - range.start).sum();
-        let chunks = fetch(&self.source, &layout.object, ranges, piece_bytes, urgency).await?;
-        urgency.add_fetched(bytes);
-        Ok(chunks)
+        hand_on: impl Fn(u64, &[u8]) + Send + Sync,
+    ) -> Result<()> {
+        fetch_pieces(&self.source, object, ranges, piece_bytes, urgency, hand_on).await?;
+        urgency.add_fetched(ranges.iter().map(|range| range.end - range.start).sum());
+        Ok(())
     }
 
     /// The segment, out of chunks that hold its bytes.

@@ -4,24 +4,28 @@
 //! at once ([`SegmentReader::prefers_runs`]), fewer and longer ones are faster.
 
 use crate::parquet::chunks::Chunks;
-use crate::parquet::reader::SegmentReader;
+use crate::parquet::reader::{SegmentLayout, SegmentReader};
+use crate::parquet::run_buffers::RunBuffers;
 use crate::urgency::Urgency;
 use arrow::array::RecordBatch;
 use forebay_proto::{Error, Manifest, Result};
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use tokio::sync::OnceCell;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
-/// Bytes of one request at most: the first segment waits for all of them.
+/// Bytes of one request at most.
 const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
-/// Consecutive segments of one object. The one that is read first fetches the bytes of all.
+/// Consecutive segments of one object. The one that is read first has the bytes of all fetched; each is
+/// decoded as soon as its own are here.
 ///
 /// A prefetcher that [prefers runs](SegmentReader::prefers_runs) makes one for segments that it starts
 /// together and that follow each other in an object, and reads each of them by [`SegmentRun::read`] in place
 /// of [`SegmentReader::read_segment`]: flight, memory and placement stay those of the single segment. The
-/// fetched bytes are let go with the run.
+/// fetch ends with the run.
 pub struct SegmentRun {
     reader: SegmentReader,
     manifest: Arc<Manifest>,
@@ -29,7 +33,15 @@ pub struct SegmentRun {
     projection: Vec<usize>,
     /// Raised as soon as somebody waits for one of the segments.
     urgency: Urgency,
-    fetched: OnceCell<Result<Chunks>>,
+    /// None until one is read.
+    fetch: Mutex<Option<Fetch>>,
+}
+
+/// What brings the bytes of all segments.
+struct Fetch {
+    task: AbortHandle,
+    /// The bytes of each; none where they were taken.
+    chunks: Vec<Option<oneshot::Receiver<Result<Chunks>>>>,
 }
 
 impl SegmentRun {
@@ -52,46 +64,108 @@ impl SegmentRun {
                 )));
             }
         }
-        let (urgency, fetched) = (Urgency::prefetch(), OnceCell::new());
-        Ok(Self { reader, manifest, segments, projection, urgency, fetched })
+        let urgency = Urgency::prefetch();
+        Ok(Self { reader, manifest, segments, projection, urgency, fetch: Mutex::new(None) })
     }
 
-    /// Reads one segment, as [`SegmentReader::read_segment`] does. One whose bytes do not decode is read by
-    /// itself.
-    pub async fn read(&self, segment: u32, urgency: &Urgency) -> Result<RecordBatch> {
+    /// Reads one segment, as [`SegmentReader::read_segment_within`] does. One whose bytes do not decode, or
+    /// that is read a second time, is read by itself.
+    pub async fn read<M, F: Future<Output = M>>(
+        &self,
+        segment: u32,
+        urgency: &Urgency,
+        memory: impl Fn() -> F,
+    ) -> Result<(RecordBatch, M)> {
         if !self.segments.contains(&segment) {
             return Err(Error::invalid(format!("segment {segment} is not in the run {:?}", self.segments)));
         }
-        let fetched = self.fetched.get_or_init(|| self.fetch());
-        tokio::pin!(fetched);
+        let Some(mut chunks) = self.chunks(segment) else {
+            return self.by_itself(segment, urgency, memory).await;
+        };
         let fetched = tokio::select! {
             biased;
-            fetched = &mut fetched => fetched,
+            fetched = &mut chunks => fetched,
             () = urgency.raised() => {
                 self.urgency.raise();
-                fetched.await
+                chunks.await
             }
         };
-        let chunks = fetched.clone()?;
+        // The task that fetches them has ended without a word: it failed in a way that no read should.
+        let Ok(chunks) = fetched else { return self.by_itself(segment, urgency, memory).await };
+        let chunks = chunks?;
         let layout = self.reader.layout(&self.manifest, segment, &self.projection, urgency).await?;
+        let held = memory().await;
         match self.reader.decode(layout, chunks, urgency).await {
-            Ok(batch) => Ok(batch),
+            Ok(batch) => Ok((batch, held)),
             Err(e) => {
                 tracing::info!(error = %e, "a segment of a run does not decode: it is fetched again");
                 self.reader.counters().damaged.fetch_add(1, Relaxed);
-                self.reader.read_segment(&self.manifest, segment, &self.projection, urgency).await
+                drop(held);
+                self.by_itself(segment, urgency, memory).await
             }
         }
     }
 
-    async fn fetch(&self) -> Result<Chunks> {
-        let (mut ranges, mut first) = (Vec::new(), None);
-        for segment in self.segments.clone() {
-            let layout = self.reader.layout(&self.manifest, segment, &self.projection, &self.urgency).await?;
-            ranges.extend(layout.ranges());
-            first.get_or_insert(layout);
+    async fn by_itself<M, F: Future<Output = M>>(
+        &self,
+        segment: u32,
+        urgency: &Urgency,
+        memory: impl Fn() -> F,
+    ) -> Result<(RecordBatch, M)> {
+        let (manifest, projection) = (&self.manifest, &self.projection);
+        self.reader.read_segment_within(manifest, segment, projection, urgency, memory).await
+    }
+
+    /// What a segment's bytes come by, once; the first call begins to fetch those of all.
+    fn chunks(&self, segment: u32) -> Option<oneshot::Receiver<Result<Chunks>>> {
+        let mut fetch = self.fetch.lock();
+        let fetch = fetch.get_or_insert_with(|| {
+            let channels = self.segments.clone().map(|_| oneshot::channel());
+            let (senders, chunks): (Vec<_>, Vec<_>) = channels.unzip();
+            let (reader, manifest) = (self.reader.clone(), self.manifest.clone());
+            let (segments, projection) = (self.segments.clone(), self.projection.clone());
+            let urgency = self.urgency.clone();
+            let task = tokio::spawn(async move {
+                fetch_all(&reader, &manifest, segments, &projection, &urgency, senders).await;
+            });
+            Fetch { task: task.abort_handle(), chunks: chunks.into_iter().map(Some).collect() }
+        });
+        fetch.chunks[(segment - self.segments.start) as usize].take()
+    }
+}
+
+impl Drop for SegmentRun {
+    fn drop(&mut self) {
+        if let Some(fetch) = self.fetch.get_mut() {
+            fetch.task.abort();
         }
-        let first = first.ok_or_else(|| Error::invalid("a run without segments"))?;
-        self.reader.fetch(&first, ranges, REQUEST_BYTES_MAX, &self.urgency).await
+    }
+}
+
+/// Fetches the bytes of all segments and sends each its own as soon as they are here.
+async fn fetch_all(
+    reader: &SegmentReader,
+    manifest: &Manifest,
+    segments: Range<u32>,
+    projection: &[usize],
+    urgency: &Urgency,
+    senders: Vec<oneshot::Sender<Result<Chunks>>>,
+) {
+    let layouts = async {
+        let mut layouts = Vec::new();
+        for segment in segments {
+            layouts.push(reader.layout(manifest, segment, projection, urgency).await?);
+        }
+        Ok::<_, Error>(layouts)
+    };
+    let layouts = match layouts.await {
+        Ok(layouts) => layouts,
+        Err(e) => return senders.into_iter().for_each(|sender| drop(sender.send(Err(e.clone())))),
+    };
+    let Some(SegmentLayout { object, .. }) = layouts.first() else { return };
+    let buffers = RunBuffers::new(object.size, layouts.iter().map(SegmentLayout::ranges), senders);
+    let put = |at, bytes: &[u8]| buffers.put(at, bytes);
+    if let Err(e) = reader.fetch_pieces(object, buffers.ranges(), REQUEST_BYTES_MAX, urgency, put).await {
+        buffers.fail(&e);
     }
 }

@@ -75,13 +75,13 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
 async fn a_segment_leaves_the_object_store_once_though_the_role_changes_meanwhile() {
     let dataset = Dataset::new(1).await;
     let world = World::new(&dataset, 1 << 30, 1 << 26);
-    let (cache, memory, counters) = (&world.cache, &world.cache.memory.fills, world.cache.source.counters());
+    let (cache, counters) = (&world.cache, world.cache.source.counters());
+    let memory = &world.cache.memory.fills.all;
     let fetches = || counters.s3_requests.load(Relaxed);
     // Both fetches wait for memory, unless the second one waits for the first.
     let all = memory.try_acquire(memory.limit()).unwrap();
     let read = |ahead, role| cache.read(&dataset.reading, 0, ahead, Some(role));
-    let share = world.cache.memory.prefetch.try_acquire(1);
-    let prefetch = Ahead { urgency: Urgency::prefetch(), share, tier: None, run: None };
+    let prefetch = Ahead { urgency: Urgency::prefetch(), tier: None, run: None };
     let (before, urgency) = (fetches(), prefetch.urgency.clone());
     let first = read(prefetch, Role::Replica);
     let second = async {
@@ -106,7 +106,7 @@ async fn a_segment_leaves_the_object_store_once_though_the_role_changes_meanwhil
 async fn who_asks_for_a_copy_of_what_is_being_fetched_waits_a_moment() {
     let dataset = Dataset::new(1).await;
     let world = World::new(&dataset, 1 << 30, 1 << 26);
-    let (cache, id, memory) = (&world.cache, dataset.ids()[0], &world.cache.memory.fills);
+    let (cache, id, memory) = (&world.cache, dataset.ids()[0], &world.cache.memory.fills.all);
     let (exchange, columns) = (SegmentExchange(cache.clone()), ["id".to_owned()]);
     let all = memory.try_acquire(memory.limit()).unwrap();
     let read = cache.get(&dataset.reading, 0);

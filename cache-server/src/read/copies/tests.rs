@@ -39,11 +39,12 @@ async fn a_copy_waits_for_memory_that_fills_use() {
     let own = exchange(dir.path(), v1::Topology { nodes: vec![node], ..Default::default() });
     let segment = id.0.to_bytes().to_vec().into();
     let item = v1::CopyItem { segment, columns: vec!["id".into()], bytes };
-    let fills = own.0.memory.fills.acquire_now(own.0.memory.fills.limit());
+    let all = &own.0.memory.fills.all;
+    let fills = all.acquire_now(all.limit());
     let mut taking = Box::pin(own.take_copy(&address, &item, |_| Ok(())));
     // The fills that are under way use all the memory that there is: a copy goes without until they end.
     assert!(tokio::time::timeout(Duration::from_millis(500), &mut taking).await.is_err());
     drop(fills);
     assert!(taking.await.unwrap());
-    assert_eq!((own.0.memory.fills.used(), own.0.memory.prefetch.used()), (0, 0));
+    assert_eq!((own.0.memory.fills_used(), own.0.memory.prefetch_used()), (0, 0));
 }

@@ -27,9 +27,9 @@ const DUE_MAX: usize = 4096;
 pub struct JobKey {
     /// The dataset's version, and where it lies.
     pub dataset: DatasetId,
-    /// The run's seed.
+    /// With another seed rows are read in another order.
     pub seed: u64,
-    /// How rows are shuffled.
+    /// And so they are with another shuffle.
     pub shuffle: Shuffle,
 }
 
@@ -47,7 +47,7 @@ pub struct Due {
     pub segment: u32,
     /// Whether a stream has come to where it is read.
     pub is_read: bool,
-    /// Where it is read.
+    /// The position of the run at which its reads begin.
     pub(super) at: RunPosition,
 }
 
@@ -96,7 +96,7 @@ impl ExpectedRanks {
     }
 }
 
-/// A run.
+/// A run: the streams that follow one order, and how far they have come.
 #[derive(Debug)]
 pub(super) struct Job {
     pub ids: Arc<SegmentIds>,

@@ -217,7 +217,7 @@ impl ColdStage {
             anyhow::Ok(())
         };
         take()?;
-        let (epoch, cpu) = through_cache(s3, proxy, *rows, connections)?;
+        let (epoch, cpu) = through_cache(s3, proxy, *rows, connections, &[])?;
         ways.cache.push(epoch);
         ways.node_cpu.push(cpu);
         take()?;
@@ -240,15 +240,17 @@ fn take_memory() -> anyhow::Result<f64> {
     Ok(began.elapsed().as_secs_f64() / (MEMORY_MB << 20) as f64 * 1e9)
 }
 
-/// An epoch through a new cache, and the seconds of processor time that its node took.
+/// An epoch through a new cache, whose node has some more arguments, and the seconds of processor time that
+/// the node took.
 pub fn through_cache(
     s3: &S3Server,
     proxy: &SlowProxy,
     rows: u64,
     connections: usize,
+    args: &[&str],
 ) -> anyhow::Result<(EpochReport, f64)> {
     let options = ServerOptions::for_endpoint(s3, &proxy.endpoint);
-    let options = options.args(["--s3-max-requests", &connections.to_string()]);
+    let options = options.args(["--s3-max-requests", &connections.to_string()]).args(args.iter().copied());
     let server = options.try_start()?;
     let read = epoch(s3, &["--endpoint", &server.endpoint], rows);
     let cpu = server.cpu_s();

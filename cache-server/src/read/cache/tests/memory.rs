@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::world::{Dataset, Run, SEGMENT_BYTES, World};
+use crate::read::memory::MemoryBudget;
 use arrow::array::{Array, ArrayRef, FixedSizeListArray, ListArray, RecordBatch};
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field};
@@ -22,8 +23,8 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-fn prefetch(share: MemoryPermit, tier: Option<MemoryPermit>) -> Ahead {
-    Ahead { urgency: Urgency::prefetch(), share: Some(share), tier, run: None }
+fn prefetch(tier: Option<MemoryPermit>) -> Ahead {
+    Ahead { urgency: Urgency::prefetch(), tier, run: None }
 }
 
 #[tokio::test]
@@ -63,11 +64,11 @@ async fn memory_that_a_footer_did_not_announce_is_counted() {
     let world = World::new(&dataset, 1 << 20, 1 << 26);
     let stream = world.announce(&dataset, &RUN, 0, 0);
     let memory = &world.cache.memory;
-    let (share, room) = (memory.prefetch.try_acquire(said).unwrap(), world.cache.memory_tier.permit(said));
-    assert!(world.cache.prefetch(&dataset.reading, 0, prefetch(share, room)).await, "memory has it");
+    let room = world.cache.memory_tier.permit(said);
+    assert!(world.cache.prefetch(&dataset.reading, 0, prefetch(room)).await, "memory has it");
     let in_tier = memory.tier.used();
     assert!(in_tier >= is, "{in_tier} of {is} bytes are counted");
-    assert_eq!((memory.fills.used(), memory.prefetch.used()), (0, 0));
+    assert_eq!((memory.fills_used(), memory.prefetch_used()), (0, 0));
     drop(stream);
 }
 
@@ -78,8 +79,8 @@ async fn what_is_freed_leaves_memory_too() {
     let stream = world.announce(&dataset, &RUN, 0, 0);
     let (cache, memory) = (&world.cache, &world.cache.memory);
     let id = dataset.reading.manifest.segment_id(0).unwrap();
-    let (share, room) = (memory.prefetch.try_acquire(1).unwrap(), cache.memory_tier.permit(1));
-    assert!(cache.prefetch(&dataset.reading, 0, prefetch(share, room)).await, "memory has it");
+    let room = cache.memory_tier.permit(1);
+    assert!(cache.prefetch(&dataset.reading, 0, prefetch(room)).await, "memory has it");
     let object = cache.memory_tier.origin(id).unwrap().object;
     cache.free("file:///elsewhere");
     assert!(cache.has(&dataset.reading, id));
@@ -89,53 +90,104 @@ async fn what_is_freed_leaves_memory_too() {
     drop(stream);
 }
 
+/// What a fill waits for.
+#[derive(Debug, Clone, Copy)]
+enum WaitsFor {
+    Fetching,
+    Decoding,
+}
+
+impl WaitsFor {
+    const BOTH: [Self; 2] = [Self::Fetching, Self::Decoding];
+
+    fn budget(self, memory: &Memory) -> &Arc<MemoryBudget> {
+        match self {
+            Self::Fetching => &memory.fetches,
+            Self::Decoding => &memory.fills.prefetch,
+        }
+    }
+}
+
 /// A world in which `N` prefetches of the only segment wait: of all memory that they may use `other` leaves
 /// less than one costs.
 async fn waiting_prefetches<const N: usize>(
     dataset: &Dataset,
+    what: WaitsFor,
 ) -> (World, MemoryPermit, [JoinHandle<bool>; N]) {
     // The disk cache has no room for the segment.
     let world = World::new(dataset, 1 << 20, 1 << 26);
     let (memory, demand) = (&world.cache.memory, Urgency::demand());
     let manifest = &dataset.reading.manifest;
-    let cost = world.cache.source.segment_cost(manifest, 0, &[0], &demand).await.unwrap().total();
-    let shares = [(); N].map(|()| memory.prefetch.try_acquire(1).unwrap());
-    let other = memory.prefetch.try_acquire(memory.prefetch.limit() - cost + 1).unwrap();
-    let prefetches = shares.map(|share| {
+    let cost = world.cache.source.segment_cost(manifest, 0, &[0], &demand).await.unwrap();
+    let budget = what.budget(memory);
+    let bytes = match what {
+        WaitsFor::Fetching => cost.fetching(),
+        WaitsFor::Decoding => cost.total(),
+    };
+    let other = budget.try_acquire(budget.limit() - bytes + 1).unwrap();
+    let prefetches = [(); N].map(|()| {
         let (cache, reading) = (world.cache.clone(), dataset.reading.clone());
         let room = cache.memory_tier.permit(1);
-        tokio::spawn(async move { cache.prefetch(&reading, 0, prefetch(share, room)).await })
+        tokio::spawn(async move { cache.prefetch(&reading, 0, prefetch(room)).await })
     });
-    until("none of them waits", || memory.prefetch.is_short()).await;
+    until("none of them waits", || budget.is_short()).await;
     (world, other, prefetches)
 }
 
 #[tokio::test]
 async fn a_prefetch_waits_until_there_is_what_it_really_costs() {
     let dataset = Dataset::of([larger_than_said()]).await;
-    let (world, other, prefetches) = waiting_prefetches::<2>(&dataset).await;
-    let stream = world.announce(&dataset, &RUN, 0, 0);
-    let memory = &world.cache.memory;
-    // The one that joined the other's flight gives back what it has.
-    until("it keeps its share", || memory.prefetch.used() == other.weight()).await;
-    assert!(prefetches.iter().all(|prefetch| !prefetch.is_finished()) && memory.fills.used() == 0);
-    drop(other);
-    for prefetch in prefetches {
-        assert!(prefetch.await.unwrap());
+    for what in WaitsFor::BOTH {
+        let (world, other, prefetches) = waiting_prefetches::<2>(&dataset, what).await;
+        let stream = world.announce(&dataset, &RUN, 0, 0);
+        let memory = &world.cache.memory;
+        assert!(prefetches.iter().all(|prefetch| !prefetch.is_finished()));
+        assert_eq!((what.budget(memory).used(), memory.fills.all.used()), (other.weight(), 0), "{what:?}");
+        drop(other);
+        for prefetch in prefetches {
+            assert!(prefetch.await.unwrap());
+        }
+        assert_eq!((memory.fills_used(), memory.prefetch_used()), (0, 0));
+        drop(stream);
     }
-    assert_eq!(memory.prefetch.used(), 0);
-    drop(stream);
 }
 
 #[tokio::test]
 async fn once_somebody_waits_for_a_segment_its_prefetch_waits_for_no_others() {
     let dataset = Dataset::of([larger_than_said()]).await;
-    let (world, other, [prefetch]) = waiting_prefetches(&dataset).await;
-    let stream = world.announce(&dataset, &RUN, 0, 0);
-    let read = world.cache.get(&dataset.reading, 0);
-    let ready = tokio::time::timeout(Duration::from_secs(30), read).await;
-    assert_eq!(ready.expect("it waits for the others").unwrap().batch.num_rows(), 2000);
-    prefetch.await.unwrap();
-    assert_eq!(world.cache.memory.prefetch.used(), other.weight());
-    drop(stream);
+    for what in WaitsFor::BOTH {
+        let (world, other, [prefetch]) = waiting_prefetches(&dataset, what).await;
+        let stream = world.announce(&dataset, &RUN, 0, 0);
+        let read = world.cache.get(&dataset.reading, 0);
+        let ready = tokio::time::timeout(Duration::from_secs(30), read).await;
+        assert_eq!(ready.expect("it waits for the others").unwrap().batch.num_rows(), 2000);
+        prefetch.await.unwrap();
+        assert_eq!(world.cache.memory.prefetch_used(), other.weight());
+        drop(stream);
+    }
+}
+
+#[tokio::test]
+async fn segments_are_fetched_in_less_memory_than_decoding_them_takes() {
+    let dataset = Dataset::new(8).await;
+    let world = World::new(&dataset, 1 << 30, 1 << 26);
+    let (memory, counters) = (&world.cache.memory, world.cache.source.counters());
+    let all = memory.fills.prefetch.try_acquire(memory.fills.prefetch.limit()).unwrap();
+    let before = counters.s3_bytes.load(Relaxed);
+    let (cache, reading) = (&world.cache, &dataset.reading);
+    let reads = (0..8).map(|segment| cache.prefetch(reading, segment, prefetch(None)));
+    let mut bytes = 0;
+    for segment in 0..8 {
+        bytes += cache.fetch_bytes(reading, segment).await.unwrap();
+    }
+    let fetched = || counters.s3_bytes.load(Relaxed) - before;
+    let all_fetched = async {
+        until("all of them are fetched while none may be decoded", || fetched() >= bytes).await;
+        assert_eq!(counters.arrow_bytes_decoded.load(Relaxed), 0);
+        assert!(memory.fetches.used() >= bytes && memory.is_short());
+        drop(all);
+    };
+    let (held, ()) = tokio::join!(futures::future::join_all(reads), all_fetched);
+    assert!(held.into_iter().all(|is_held| is_held));
+    assert_eq!((memory.fills_used(), memory.prefetch_used()), (0, 0));
 }
