@@ -164,6 +164,12 @@ impl Memory {
         }
     }
 
+    /// Bytes of the tier that may be set aside for segments while they are fetched: segments that are there
+    /// already need the rest.
+    pub fn unread_bytes(&self) -> u64 {
+        self.tier.limit() / 8 * 3
+    }
+
     /// Waits for the memory that a segment takes while it is fetched.
     pub async fn fetching<'a>(&'a self, cost: &Cost, urgency: &'a Urgency) -> FetchMemory<'a> {
         let (fills, total) = (&self.fills, cost.total());

@@ -5,8 +5,8 @@
 //! cannot hold it is a small part of the segments at most. It yields to demand: it uses a part of the memory
 //! for fills, its requests go behind those that somebody waits for, and it starts nothing while a read waits
 //! for memory, or a segment that is here for memory to be decoded. It fetches nothing that it could not
-//! keep: either the disk cache has free room, or room in the memory tier is set aside first. A segment that is
-//! stored pushes out only those needed later, as with any fill.
+//! keep: either the disk cache has free room, or room in the memory tier is set aside first. A segment that
+//! is stored pushes out only those needed later, as with any fill.
 //!
 //! [`Memory::ahead_bytes`]: crate::read::memory::Memory::ahead_bytes
 
@@ -54,12 +54,28 @@ const RUN_BYTES: u64 = 128 << 20;
 /// The segments being fetched, and those that failed.
 #[derive(Debug, Default)]
 struct PrefetchState {
-    /// With the bytes that it may add to the disk cache.
-    under_way: HashMap<SegmentId, u64>,
+    under_way: HashMap<SegmentId, UnderWay>,
     /// With the time until which each is left alone.
     failed: HashMap<SegmentId, Instant>,
     /// Whether memory was short when it last looked.
     is_short: bool,
+}
+
+/// Where a segment that is being fetched is to go, and its decoded bytes.
+#[derive(Debug, Clone, Copy)]
+enum UnderWay {
+    ToDisk(u64),
+    ToMemory(u64),
+}
+
+impl UnderWay {
+    fn to_disk(self) -> Option<u64> {
+        if let Self::ToDisk(bytes) = self { Some(bytes) } else { None }
+    }
+
+    fn to_memory(self) -> Option<u64> {
+        if let Self::ToMemory(bytes) = self { Some(bytes) } else { None }
+    }
 }
 
 /// A segment to fetch.
@@ -204,14 +220,22 @@ impl PrefetchState {
             return false;
         }
         let object = manifest.object_uri(&manifest.objects()[s.object as usize]);
-        let coming = self.under_way.values().copied().filter(|bytes| *bytes > 0);
-        let is_free = of.disk.has_room(Some(&object), coming.chain([s.decoded_bytes]));
-        let tier = if is_free { None } else { of.memory_tier.permit(s.decoded_bytes) };
-        if !is_free && tier.is_none() {
-            return false;
-        }
+        let under_way = || self.under_way.values().copied();
+        let is_free = of
+            .disk
+            .has_room(Some(&object), under_way().filter_map(UnderWay::to_disk).chain([s.decoded_bytes]));
+        let to_memory = under_way().filter_map(UnderWay::to_memory).sum::<u64>() + s.decoded_bytes;
+        let tier = match is_free {
+            true => None,
+            false if to_memory > of.memory.unread_bytes() => return false,
+            false => match of.memory_tier.permit(s.decoded_bytes) {
+                None => return false,
+                tier => tier,
+            },
+        };
         of.plans.prefetched(job, due);
-        self.under_way.insert(id, if is_free { s.decoded_bytes } else { 0 });
+        let to = if is_free { UnderWay::ToDisk } else { UnderWay::ToMemory };
+        self.under_way.insert(id, to(s.decoded_bytes));
         let ahead = Ahead { urgency: Urgency::prefetch(), tier, run: None };
         starts.push(Start { id, reading: reading.clone(), segment: due.segment, ahead });
         true
