@@ -105,6 +105,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are under test")]
     fn each_segment_is_sent_when_its_last_byte_has_come() {
         let (senders, mut got): (Vec<_>, Vec<_>) = (0..3).map(|_| oneshot::channel()).unzip();
         // The first lies in two places, with a gap that is read along; between the others lies too much.
