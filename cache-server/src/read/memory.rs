@@ -21,7 +21,8 @@
 //! for each stream. Tickets of addresses with few streams go beyond theirs, to twice as much at most.
 //!
 //! What this does not count: footers, manifests and the index of the disk cache, which have bounds of their
-//! own.
+//! own; and of each request that brings several segments the bytes of those that have no memory yet, about as
+//! much as the fetches may have.
 
 use forebay_dataset::pool::Pool;
 use forebay_dataset::{Cost, PrioritySemaphore, SemaphorePermit, Urgency};
@@ -273,6 +274,10 @@ mod tests {
     fn streams_hold_less_the_more_the_tier_is_over_its_limit() {
         let memory = Memory::new(1600);
         assert_eq!((memory.tier.limit(), memory.held_bytes()), (400, 100));
+        assert_eq!(
+            (memory.unread_bytes(), [0, 1000, 9999].map(|free| memory.ahead_bytes(free))),
+            (150, [400, 1000, 1600])
+        );
         let mut held = memory.tier.acquire_now(400);
         assert_eq!(memory.held_bytes(), 100);
         held.resize(460);

@@ -6,7 +6,7 @@ use crate::off_thread::blocking;
 use crate::parquet::chunks::Chunks;
 use crate::parquet::cost::Cost;
 use crate::parquet::counting::Tools;
-use crate::parquet::fetch::{PIECE_BYTES, fetch, fetch_pieces, piece_bytes};
+use crate::parquet::fetch::{PIECE_BYTES, fetch, piece_bytes};
 use crate::parquet::filtered::{self, GroupTask, ObjectColumns};
 use crate::parquet::footers::Footers;
 use crate::priority::PrioritySemaphore;
@@ -39,7 +39,7 @@ const FEW_REQUESTS: usize = 4;
 /// limits, caches and counters.
 #[derive(Clone)]
 pub struct SegmentReader {
-    source: Source,
+    pub(super) source: Source,
     footers: Footers,
     /// One per core.
     decoders: Arc<PrioritySemaphore>,
@@ -299,20 +299,6 @@ impl SegmentReader {
             )));
         }
         Ok(SegmentLayout { object, tasks, schema: Arc::new(schema), cost: cost.within(max) })
-    }
-
-    /// The bytes of `ranges` of an object, handed on as they come with where they lie.
-    pub(super) async fn fetch_pieces(
-        &self,
-        object: &SourceObject,
-        ranges: &[Range<u64>],
-        piece_bytes: u64,
-        urgency: &Urgency,
-        hand_on: impl Fn(u64, &[u8]) + Send + Sync,
-    ) -> Result<()> {
-        fetch_pieces(&self.source, object, ranges, piece_bytes, urgency, hand_on).await?;
-        urgency.add_fetched(ranges.iter().map(|range| range.end - range.start).sum());
-        Ok(())
     }
 
     /// The segment, out of chunks that hold its bytes.

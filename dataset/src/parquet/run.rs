@@ -4,6 +4,7 @@
 //! at once ([`SegmentReader::prefers_runs`]), fewer and longer ones are faster.
 
 use crate::parquet::chunks::Chunks;
+use crate::parquet::fetch::fetch_pieces;
 use crate::parquet::reader::{SegmentLayout, SegmentReader};
 use crate::parquet::run_buffers::RunBuffers;
 use crate::urgency::Urgency;
@@ -165,7 +166,8 @@ async fn fetch_all(
     let Some(SegmentLayout { object, .. }) = layouts.first() else { return };
     let buffers = RunBuffers::new(object.size, layouts.iter().map(SegmentLayout::ranges), senders);
     let put = |at, bytes: &[u8]| buffers.put(at, bytes);
-    if let Err(e) = reader.fetch_pieces(object, buffers.ranges(), REQUEST_BYTES_MAX, urgency, put).await {
+    let ranges = buffers.ranges();
+    if let Err(e) = fetch_pieces(&reader.source, object, ranges, REQUEST_BYTES_MAX, urgency, put).await {
         buffers.fail(&e);
     }
 }

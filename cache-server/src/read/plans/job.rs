@@ -27,9 +27,9 @@ const DUE_MAX: usize = 4096;
 pub struct JobKey {
     /// The dataset's version, and where it lies.
     pub dataset: DatasetId,
-    /// With another seed rows are read in another order.
+    /// Two runs that differ in the seed read segments in different orders.
     pub seed: u64,
-    /// And so they are with another shuffle.
+    /// The same of their shuffles.
     pub shuffle: Shuffle,
 }
 
