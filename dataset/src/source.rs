@@ -17,11 +17,11 @@ mod described;
 mod faults;
 mod guard;
 mod kept;
-mod landing;
 mod limits;
 mod object;
 mod open;
 mod page;
+mod read_sink;
 mod request;
 mod retry;
 mod settings;
@@ -58,11 +58,11 @@ use forebay_proto::{Error, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 pub use guard::ObjectGuard;
 use kept::Overwritten;
-use landing::{Landing, Pieces, Slice};
 use object::Bucket;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 use parking_lot::Mutex;
+use read_sink::{Pieces, ReadSink, Slice};
 use request::{Request, Requests};
 use silence::Silence;
 use std::collections::HashMap;
@@ -291,7 +291,7 @@ impl Source {
         &self,
         object: &SourceObject,
         range: Range<u64>,
-        to: &mut impl Landing,
+        to: &mut impl ReadSink,
         urgency: &Urgency,
     ) -> Result<()> {
         let c = &self.inner.requests.counters;
@@ -303,7 +303,7 @@ impl Source {
         &self,
         object: &SourceObject,
         range: Range<u64>,
-        to: &mut impl Landing,
+        to: &mut impl ReadSink,
         counted: [&AtomicU64; 2],
         urgency: &Urgency,
     ) -> Result<()> {
@@ -360,7 +360,7 @@ async fn attempt(
     object: &SourceObject,
     version_id: Option<&str>,
     range: Range<u64>,
-    to: &mut impl Landing,
+    to: &mut impl ReadSink,
     ([requests, received], silence): ([&AtomicU64; 2], &Silence),
 ) -> object_store::Result<(u64, Option<Offered>)> {
     requests.fetch_add(1, Relaxed);

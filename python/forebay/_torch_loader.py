@@ -64,9 +64,8 @@ class Loader(BatchLoader[T]):
     Lightning, accelerate and others leave it alone.
 
     Raises what `forebay.Loader` raises. Making one also raises `InvalidError` for rules of columns that do not exist
-    (`NotFoundError` for `images`) and for a `device` that is not there; iterating, for nulls without a rule, for lists of
-    different lengths without `ragged`, for columns that have no form as tensors, and `CorruptError` for images that do not
-    decode. Each names its column.
+    and for a `device` that is not there; iterating, for nulls without a rule, for lists of different lengths without `ragged`,
+    for columns that have no form as tensors, and `CorruptError` for images that do not decode. Each names its column.
     """
 
     @overload

@@ -110,7 +110,7 @@ impl ImageDecoder {
 fn images_of(schema: &SchemaRef, path: &str) -> Result<DataType> {
     let missing = || {
         let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-        Error::not_found(format!("images= names `{path}`, which is none of {}", names.join(", ")))
+        Error::invalid(format!("images= names `{path}`, which is none of {}", names.join(", ")))
     };
     let mut fields = schema.fields();
     let mut found = fields.find(path).map(|(_, field)| field);

@@ -198,7 +198,7 @@ def test_an_image_that_cannot_be_names_its_sample(cluster: Cluster) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(cluster: Cluster, images: Any, message: str) -> None:
-    with pytest.raises(forebay.Error, match=message):
+    with pytest.raises(forebay.InvalidError, match=message):
         loader(cluster, images, columns=["id", "photo", "raw"])
 
 

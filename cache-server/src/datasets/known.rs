@@ -7,6 +7,8 @@
 //! The key is the version *and* its URI: a copy of a dataset in another bucket has the same version, and must
 //! not redirect those who read the first. Estimated sizes are no part of either. So another node's manifest
 //! replaces none, and serves only tickets that state the same sizes.
+//!
+//! No `quick_cache`: it does not say who went, turns away what is larger than all may be, and keeps no order of use.
 
 use super::dataset::Dataset;
 use forebay_proto::manifest::{DatasetId, Digest, Manifest, Object};

@@ -3,6 +3,9 @@
 //! Who asks while the object store is being asked waits for the next answer, not for that one: it may be of
 //! before a write that the asker knows of. A version that a reader calls stale is asked about again, once for
 //! each tag: what the object store says then counts until it is old.
+//!
+//! No `quick_cache`: a version that is told again and again grows old all the same, so use gives it no place,
+//! and a change of its standing counts the bytes of no other.
 
 use super::missing::{LastSecond, MissingAge};
 use crate::read::single_flight::{SingleFlight, Turnout};

@@ -87,12 +87,12 @@ struct Start {
 }
 
 /// What may still be ahead of a job's fastest stream.
-struct Room {
+struct AheadBudget {
     bytes: u64,
     segments: usize,
 }
 
-impl Room {
+impl AheadBudget {
     /// The share of one of `jobs` in `bytes` ahead, in a dataset that the disk cache holds or does not. A few
     /// segments are always ahead.
     fn new(bytes: u64, segments: usize, jobs: usize, is_held: bool) -> Self {
@@ -101,7 +101,7 @@ impl Room {
         Self { bytes: bytes / jobs.max(1) as u64, segments }
     }
 
-    /// Makes room for one more segment; false if there is none.
+    /// Takes one more segment out of it; false if it is spent.
     fn take(&mut self, bytes: u64) -> bool {
         let (Some(bytes), Some(segments)) = (self.bytes.checked_sub(bytes), self.segments.checked_sub(1))
         else {
@@ -178,14 +178,14 @@ impl PrefetchState {
         let segments = reading.manifest.segments().len();
         let is_held = reading.manifest.decoded_bytes() <= of.disk.limit_bytes_under(reading.manifest.uri());
         let free = if is_held { of.disk.free_bytes() } else { 0 };
-        let mut room = Room::new(of.memory.ahead_bytes(free), segments, jobs, is_held);
+        let mut left = AheadBudget::new(of.memory.ahead_bytes(free), segments, jobs, is_held);
         for run in runs_of(of, &reading.manifest, due, of.memory.ahead_bytes(0) / jobs.max(1) as u64) {
             // A run is one request: it begins as a whole.
             if !self.under_way.is_empty() && self.under_way.len() + run.len() > CONCURRENCY {
                 break;
             }
             let mut due = run.iter();
-            if !due.all(|due| self.start(of, (job, &reading), due, &mut room, starts)) {
+            if !due.all(|due| self.start(of, (job, &reading), due, &mut left, starts)) {
                 break;
             }
         }
@@ -199,14 +199,14 @@ impl PrefetchState {
         of: &Cache,
         (job, reading): (JobKey, &Reading),
         due: &Due,
-        room: &mut Room,
+        left: &mut AheadBudget,
         starts: &mut Vec<Start>,
     ) -> bool {
         let manifest = &reading.manifest;
         let (Ok(s), Ok(id)) = (manifest.segment(due.segment), manifest.segment_id(due.segment)) else {
             return false;
         };
-        if !due.is_read && !room.take(s.decoded_bytes) {
+        if !due.is_read && !left.take(s.decoded_bytes) {
             return false;
         }
         if self.under_way.contains_key(&id) || self.failed.contains_key(&id) || of.has(reading, id) {
@@ -325,14 +325,14 @@ mod tests {
 
     #[test]
     fn bytes_and_a_share_of_the_segments_bound_what_is_ahead() {
-        let full = |bytes, segments, jobs| Room::new(bytes, segments, jobs, false);
-        let ahead = |mut room: Room| (0..1000).take_while(|_| room.take(10)).count();
+        let full = |bytes, segments, jobs| AheadBudget::new(bytes, segments, jobs, false);
+        let ahead = |mut left: AheadBudget| (0..1000).take_while(|_| left.take(10)).count();
         assert_eq!((ahead(full(65, 1_000_000, 1)), ahead(full(65, 1_000_000, 2))), (6, 3));
         assert_eq!((ahead(full(9000, 6400, 1)), ahead(full(9000, 6400, 4))), (100, 25));
         assert_eq!((ahead(full(9000, 30, 1)), ahead(full(9000, 30, 100))), (AHEAD_MIN, 1));
-        assert_eq!(ahead(Room::new(9000, 30, 1, true)), 900, "the disk cache holds all of it");
-        let mut room = full(15, 1600, 1);
-        assert!(room.take(10) && !room.take(10) && !room.take(1), "none overtakes one that is too far ahead");
+        assert_eq!(ahead(AheadBudget::new(9000, 30, 1, true)), 900, "the disk cache holds all of it");
+        let mut left = full(15, 1600, 1);
+        assert!(left.take(10) && !left.take(10) && !left.take(1), "none overtakes one that is too far ahead");
     }
 
     #[test]

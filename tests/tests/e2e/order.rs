@@ -8,12 +8,13 @@ use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_addresses;
-use forebay_tests::harness::process::{Server, ServerOptions};
+use forebay_tests::harness::process::{Running, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::seen::SeenRequest;
+use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use serde_json::Value;
 
-use crate::commands::{cached, counter, digests, direct, epoch, json, missed};
+use crate::commands::{cached, counter, digests, direct, epoch, json, missed, until};
 
 /// Divisible by every number of ranks below.
 const BATCH: &str = "48";
@@ -222,4 +223,37 @@ fn data_requests(s3: &S3Server, log: &[SeenRequest]) -> HashMap<String, Vec<Rang
         }
     }
     ranges
+}
+
+#[test]
+fn loads_and_jobs_beside_each_other_count_each_what_it_fetched() {
+    let (s3, train) = upload("train");
+    mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist/test").expect("read MNIST");
+    let test = s3.uri("mnist/test");
+    // The 10.6 MB take more than 5 s, in which the others read.
+    let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 2.0, ..Slowness::none() });
+    let server = ServerOptions::for_endpoint(&s3, &slow.endpoint).start();
+    let load = |uri: &str| cached(&server, &["load", uri, "--segment-bytes", SEGMENT_BYTES]).arg("--json");
+
+    let job = cached(&server, &["epoch", &train, "--segment-bytes", SEGMENT_BYTES, "--batch", BATCH]);
+    let mut job = job.arg("--json").start();
+    until("the job reads", || counter(&server, "s3_bytes") > 0);
+    let both = [load(&test).start(), load(&test).start()];
+    let loaded = both.map(|run| answer(run)["s3_bytes"].as_u64().expect("a number of bytes"));
+    assert!(job.is_running(), "the job reads all the time");
+    let read = answer(job)["projected_bytes"].as_u64();
+    let of_test = json(direct(&s3, &["epoch", &test, "--batch", BATCH]))["projected_bytes"].as_u64();
+    assert_eq!(
+        Some(loaded.iter().sum()),
+        of_test,
+        "a segment counts for the load that fetched it: {loaded:?}"
+    );
+    assert_eq!(read.zip(of_test).map(|(a, b)| a + b), Some(counter(&server, "s3_bytes")));
+    assert_eq!(json(cached(&server, &["load", &train, "--segment-bytes", SEGMENT_BYTES]))["s3_bytes"], 0);
+    server.stop();
+}
+
+/// What a command has answered in JSON, once it ends.
+fn answer(run: Running) -> Value {
+    serde_json::from_slice(&run.end().expect_success()).expect("JSON")
 }

@@ -4,7 +4,7 @@ use super::checksum::Offered;
 use bytes::Bytes;
 
 /// Takes the bytes of a read. What was put stays if an answer breaks off: the next one goes on behind it.
-pub(super) trait Landing: Send {
+pub(super) trait ReadSink: Send {
     /// Bytes that were put.
     fn filled(&self) -> u64;
 
@@ -27,7 +27,7 @@ impl<'a> Slice<'a> {
     }
 }
 
-impl Landing for Slice<'_> {
+impl ReadSink for Slice<'_> {
     fn filled(&self) -> u64 {
         self.filled as u64
     }
@@ -63,7 +63,7 @@ impl<F: FnMut(Bytes) + Send> Pieces<F> {
     }
 }
 
-impl<F: FnMut(Bytes) + Send> Landing for Pieces<F> {
+impl<F: FnMut(Bytes) + Send> ReadSink for Pieces<F> {
     fn filled(&self) -> u64 {
         self.filled
     }
