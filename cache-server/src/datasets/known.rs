@@ -8,7 +8,7 @@
 //! not redirect those who read the first. Estimated sizes are no part of either. So another node's manifest
 //! replaces none, and serves only tickets that state the same sizes.
 //!
-//! No `quick_cache`: it does not say who went, turns away what is larger than all may be, and keeps no order of use.
+//! No `quick_cache`: it does not say which had to go, and turns away a dataset that is larger than the limit.
 
 use super::dataset::Dataset;
 use forebay_proto::manifest::{DatasetId, Digest, Manifest, Object};
