@@ -86,10 +86,13 @@ fn gave_up(e: &Error, what: &str) {
 
 async fn scrub(disk: Arc<DiskCache>, bytes_per_s: f64, stop: CancellationToken) {
     while timeout(SCRUB_PAUSE, stop.cancelled()).await.is_err() {
-        let (disk, stop, mut begun) = (disk.clone(), stop.clone(), Instant::now());
+        // A round whose disk hangs is given up, and must not go on beside the next one.
+        let round = stop.child_token();
+        let _ends = round.clone().drop_guard();
+        let (disk, mut begun) = (disk.clone(), Instant::now());
         let pause = move |read| {
             let due = Duration::from_secs_f64(read as f64 / bytes_per_s);
-            let goes_on = sleep_unless(&stop, due.saturating_sub(begun.elapsed()));
+            let goes_on = sleep_unless(&round, due.saturating_sub(begun.elapsed()));
             begun = Instant::now();
             goes_on
         };

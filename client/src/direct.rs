@@ -4,7 +4,8 @@
 //! as there is room for them. However many readers want a segment that is not there, it is read
 //! once. Nothing is kept on disk, and nothing is shared between processes: that is the cache's work.
 
-use forebay_dataset::stream::{Reading, SegmentSource};
+use forebay_dataset::ready::MemoryGuard;
+use forebay_dataset::stream::{Reading, SegmentSource, StreamHooks, StreamSetup};
 use forebay_dataset::{ReadySegment, SegmentBatch, SegmentReader, SourceSettings, Urgency};
 use forebay_proto::manifest::{DatasetId, Manifest};
 use forebay_proto::v1::Counters;
@@ -72,6 +73,12 @@ impl Direct {
         &self.0.source
     }
 
+    /// A stream of rows, which holds no more segments than are kept, but always one.
+    pub(crate) fn stream(&self, reading: Reading) -> StreamSetup {
+        let hooks = Arc::new(self.clone());
+        StreamSetup { hooks, ..StreamSetup::new(reading, Arc::new(self.clone())) }
+    }
+
     /// What was read and decoded so far.
     pub fn counters(&self) -> Counters {
         let DirectInner { source, segments, hits, joins, misses } = &*self.0;
@@ -123,6 +130,18 @@ impl Direct {
 impl SegmentSource for Direct {
     fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         self.read(&reading.manifest, segment, &reading.projection).map_ok(ReadySegment::from).boxed()
+    }
+}
+
+impl StreamHooks for Direct {
+    fn reached(&self, _: u64) {}
+
+    fn held_bytes(&self) -> usize {
+        self.0.segments.capacity() as usize
+    }
+
+    fn permit(&self, _: usize) -> BoxFuture<'_, MemoryGuard> {
+        std::future::ready(None).boxed()
     }
 }
 

@@ -35,6 +35,8 @@ struct KnownNodes {
     preferred: AtomicUsize,
     /// Nodes that the topology had beside them, when it was last heard.
     told: Mutex<Vec<Node>>,
+    /// Of these, the one that answered last where no named one did: those are not asked again each time.
+    instead: Mutex<Option<Node>>,
 }
 
 impl Endpoints {
@@ -76,9 +78,9 @@ impl Endpoints {
 
     /// Of nodes, one at least.
     pub(crate) fn new(nodes: Vec<Node>) -> Self {
-        let (preferred, told) = Default::default();
+        let (preferred, told, instead) = Default::default();
         Self {
-            known: Arc::new(KnownNodes { nodes, preferred, told }),
+            known: Arc::new(KnownNodes { nodes, preferred, told, instead }),
             fallback: None,
             zone: None,
             local: None,
@@ -100,11 +102,14 @@ impl Endpoints {
         &self.known.nodes
     }
 
-    /// All of them, the preferred one first, then the others that the topology had when it was last heard.
+    /// All of them, the preferred one first, then the others that the topology had when it was last heard; the
+    /// one of these that answered last where no named one did comes before all.
     pub fn known(&self) -> Vec<Node> {
         let (before, from) = self.known.nodes.split_at(self.known.preferred.load(Relaxed));
-        let told = self.known.told.lock();
-        from.iter().chain(before).chain(&*told).cloned().collect()
+        let (told, instead) = (self.known.told.lock(), self.known.instead.lock());
+        let first = told.iter().filter(|node| instead.as_ref().is_some_and(|i| i.url() == node.url()));
+        let rest = told.iter().filter(|node| instead.as_ref().is_none_or(|i| i.url() != node.url()));
+        first.chain(from).chain(before).chain(rest).cloned().collect()
     }
 
     /// Remembers the nodes of a cluster. One that is alone knows no other, and not always its own address.
@@ -121,7 +126,7 @@ impl Endpoints {
         *told = others;
     }
 
-    /// A node that answers, the preferred one first, those that were only told of last. Of one node alone it
+    /// A node that answers, in the order of [`Endpoints::known`]. Of one node alone it
     /// is not asked whether it does; one of this machine's is started if it does not run.
     pub async fn answering(&self) -> Result<Node> {
         if let Some(local) = &self.local {
@@ -131,15 +136,17 @@ impl Endpoints {
         if let [only] = known.as_slice() {
             return Ok(only.clone());
         }
-        let KnownNodes { nodes, preferred, .. } = &*self.known;
+        let KnownNodes { nodes, preferred, instead, .. } = &*self.known;
         let mut faults = Vec::new();
         for node in &known {
             if let Some(fault) = node.fault(PROBE).await {
                 faults.push((node.url(), fault));
             } else {
-                if let Some(named) = nodes.iter().position(|named| named.url() == node.url()) {
+                let named = nodes.iter().position(|named| named.url() == node.url());
+                if let Some(named) = named {
                     preferred.store(named, Relaxed);
                 }
+                *instead.lock() = if named.is_none() { Some(node.clone()) } else { None };
                 return Ok(node.clone());
             }
         }
@@ -192,8 +199,13 @@ mod tests {
 
     /// A node that answers and takes no readers; its URL.
     async fn drained() -> String {
+        health(ServingStatus::NotServing).await
+    }
+
+    /// A node that says this of itself; its URL.
+    async fn health(status: ServingStatus) -> String {
         let (reporter, health) = health_reporter();
-        reporter.set_service_status("", ServingStatus::NotServing).await;
+        reporter.set_service_status("", status).await;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
@@ -215,6 +227,19 @@ mod tests {
         assert!(one.contains("refused"), "and why the other one is not there: {one}");
         let none = said(&["127.0.0.1:1", "127.0.0.1:2"]).await;
         assert!(!none.contains("drain") && none.contains("check --endpoint"), "{none}");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_answered_instead_of_the_named_one_is_asked_first() {
+        let (gone, serves) = ("http://127.0.0.1:1", health(ServingStatus::Serving).await);
+        let endpoints = Endpoints::parse(gone).unwrap();
+        let node = |url: &str| v1::Node { address: url.to_owned(), ..Default::default() };
+        let nodes = vec![node(gone), node(&serves)];
+        endpoints.learn(&v1::Topology { nodes, ..Default::default() });
+        let order = || endpoints.known().iter().map(|node| node.url().to_owned()).collect::<Vec<_>>();
+        assert_eq!(order(), [gone, &serves]);
+        assert_eq!(endpoints.answering().await.unwrap().url(), serves);
+        assert_eq!(order(), [&serves, gone]);
     }
 
     #[tokio::test]

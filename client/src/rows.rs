@@ -16,7 +16,7 @@ use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use bytes::Bytes;
-use forebay_dataset::stream::{BatchStream, Reading, StreamSetup};
+use forebay_dataset::stream::{BatchStream, Reading};
 use forebay_proto::hash::Hash64;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Kind, Result, v1};
@@ -136,7 +136,7 @@ async fn read(dataset: &Dataset, ticket: v1::ticket::Kind) -> Result<RowStream> 
         Access::Direct(direct) => {
             let columns = dataset.ticket_columns();
             let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &columns)?;
-            let setup = StreamSetup::new(reading, Arc::new(direct.clone()));
+            let setup = direct.stream(reading);
             let BatchStream { schema, mut messages } = match &ticket {
                 v1::ticket::Kind::Rows(ticket) => BatchStream::rows(setup, ticket)?,
                 v1::ticket::Kind::Scan(ticket) => BatchStream::scan(setup, ticket),

@@ -9,6 +9,7 @@ mod unreadable;
 mod url;
 mod vectors;
 
+use crate::parquet::quiet::quietly;
 use crate::schema::merge::in_zones;
 use crate::schema::plain;
 use crate::schema::union::Conflict;
@@ -105,7 +106,9 @@ pub(crate) async fn read(
             table(&engine, &uri, (&snapshot, version)).map(Some)
         };
         // The kernel logs each error and each step: the error that is returned says it once.
-        let read = tracing::subscriber::with_default(NoSubscriber::default(), read);
+        // Its parts in Parquet are nobody's but the table's writer's.
+        let read = quietly(|| tracing::subscriber::with_default(NoSubscriber::default(), read));
+        let read = read.map_err(|why| Error::corrupt(format!("{uri}: its log cannot be read: {why}")))?;
         read.map_err(|fault| explain(&uri, &engine, fault))
     });
     reading.await.unwrap_or_else(|e| Err(Error::closed(format!("reading a table's log: {e}"))))

@@ -15,8 +15,12 @@ use std::sync::Arc;
 /// What Hive writes for null.
 const NULL: &str = "__HIVE_DEFAULT_PARTITION__";
 
+/// How many there may be: names of directories with a `=` in them that are no partitions must not become one
+/// column each.
+const NAMES_MAX: usize = 100;
+
 /// The names of all partitions in keys below a dataset's URI, in order of first sight. `Invalid` for one that
-/// does not decode.
+/// does not decode, or for very many.
 pub(crate) fn names<'a>(keys: impl Iterator<Item = &'a str>) -> Result<Vec<String>> {
     let mut names: Vec<String> = Vec::new();
     for key in keys {
@@ -24,6 +28,12 @@ pub(crate) fn names<'a>(keys: impl Iterator<Item = &'a str>) -> Result<Vec<Strin
             let name = decoded(key, name)?;
             if !names.contains(&name) {
                 names.push(name);
+            }
+            if names.len() > NAMES_MAX {
+                return Err(Error::invalid(format!(
+                    "{key}: more than {NAMES_MAX} names of partitions, as directories of other objects have: if they are \
+                     none, use --no-partitions"
+                )));
             }
         }
     }
@@ -118,6 +128,10 @@ mod tests {
         assert_eq!(value(&format!("s3://b/k={NULL}/x"), "k").unwrap(), None);
         assert_eq!(directory(&format!("s3://b/k={NULL}/x"), "k").unwrap(), Some(None));
         assert_eq!(directory("s3://b/k=1/x", "l").unwrap(), None);
+        let many: Vec<_> = (0..=NAMES_MAX).map(|n| format!("key{n}=/x")).collect();
+        assert_eq!(names(many[1..].iter().map(String::as_str)).unwrap().len(), NAMES_MAX);
+        let refused = names(many.iter().map(String::as_str)).unwrap_err();
+        assert!(refused.message.contains("--no-partitions"), "{refused}");
         assert!(names(["k=%FF/x"].into_iter()).is_ok() && value("s3://b/k=%FF/x", "k").is_err());
     }
 

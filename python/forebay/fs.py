@@ -269,6 +269,12 @@ class ForebayFileSystem(AbstractFileSystem):
         objects, prefixes, _token = self._objects.list(self._uri(path), False, "")
         if not objects and not prefixes:
             raise NotFoundError(f"{self._uri(path)}: no such object, and none below it")
+        if not prefixes and [self._name(found) for found, *_ in objects] == [name]:
+            try:
+                # It has come since, unless it is the mark of a directory.
+                return self._info(path)
+            except NotFoundError:
+                pass
         return _folder(name)
 
     def exists(self, path: Any, **_: Any) -> bool:

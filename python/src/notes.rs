@@ -4,6 +4,7 @@
 //! their notes into a bounded queue, and the next wait for Forebay passes them on.
 
 use parking_lot::Mutex;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::fmt::{Debug, Write};
@@ -31,13 +32,18 @@ pub(crate) fn listen() {
     tracing::subscriber::set_global_default(notes).ok();
 }
 
-/// Passes on what was said. A logger that raises loses its note, and nothing else.
-pub(crate) fn tell(py: Python<'_>) {
-    let Some(notes) = NOTES.try_lock().map(|mut notes| std::mem::take(&mut *notes)) else { return };
+/// Passes on what was said. A logger that raises loses its note, and nothing else. What is no `Exception` is
+/// raised: logging is Python code, in which a signal may be handled.
+pub(crate) fn tell(py: Python<'_>) -> PyResult<()> {
+    let Some(notes) = NOTES.try_lock().map(|mut notes| std::mem::take(&mut *notes)) else { return Ok(()) };
     for Note { logger, level, text } in notes {
         let logger = py.import("logging").and_then(|logging| logging.call_method1("getLogger", (logger,)));
-        logger.and_then(|logger| logger.call_method1("log", (level, "%s", text))).ok();
+        match logger.and_then(|logger| logger.call_method1("log", (level, "%s", text))) {
+            Err(e) if !e.is_instance_of::<PyException>(py) => return Err(e),
+            _ => {}
+        }
     }
+    Ok(())
 }
 
 struct Notes;

@@ -42,11 +42,13 @@ pub(crate) fn wait_and<T: Send>(
     let mut work = pin!(work);
     loop {
         let done = py.detach(|| runtime.block_on(async { timeout(TICK, work.as_mut()).await }));
-        notes::tell(py);
+        if done.is_err() {
+            py.check_signals()?;
+        }
+        notes::tell(py)?;
         match done {
             Ok(done) => return done.map_err(|e| errors::raise(py, e)),
-            Err(_) => py.check_signals()?,
+            Err(_) => tick(py)?,
         }
-        tick(py)?;
     }
 }

@@ -227,6 +227,26 @@ def test_the_environment_names_the_cache(cluster: Cluster, monkeypatch: pytest.M
     assert forebay.dataset(cluster.uri(), direct=True, **cluster.store).num_rows == ROWS
 
 
+def test_what_interrupts_a_logger_is_raised(cluster: Cluster) -> None:
+    """Logging is Python code, in which a signal may be handled; what a logger raises by itself is not."""
+    raised: list[type[BaseException]] = [KeyboardInterrupt, SystemExit]
+
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise kind
+
+    handler = Raising()
+    logging.getLogger("forebay").addHandler(handler)
+    try:
+        for kind in raised:
+            with pytest.raises(kind):
+                cluster.dataset("grown")
+        kind = ValueError
+        assert len(cluster.dataset("grown").notes) == 1
+    finally:
+        logging.getLogger("forebay").removeHandler(handler)
+
+
 def test_what_was_left_out_is_told(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "forebay"):
         ds = cluster.dataset("grown")

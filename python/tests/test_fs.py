@@ -78,6 +78,20 @@ def test_paths_and_listings(cluster: Cluster, data: Path, fs: ForebayFileSystem)
                 ask(missing)
 
 
+def test_what_comes_while_it_is_asked_for_is_a_file(fs: ForebayFileSystem, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, ask, asked = f"{cluster.bucket}/rows/0.parquet", fs._info, []
+
+    def late(path: Any) -> dict[str, Any]:
+        asked.append(path)
+        if len(asked) == 1:
+            raise forebay.NotFoundError(f"{path}: no such object")
+        return ask(path)
+
+    monkeypatch.setattr(fs, "_info", late)
+    info = fs.info(key)
+    assert info["type"] == "file" and info == ask(key) and len(asked) == 2
+
+
 def test_a_path_of_another_object_store_is_refused(cluster: Cluster, fs: ForebayFileSystem, tmp_path: Path) -> None:
     """By whatever takes a path."""
     key, to = f"{cluster.bucket}/rows/0.parquet", str(tmp_path / "copy")

@@ -1,7 +1,7 @@
 //! Takes the files of a directory into the index, when the cache is opened and when the directory comes back.
 //! Only headers are read, each in one read, by several threads; bodies are checked when they are opened.
 
-use super::dirs::{Dir, Filler, SHARDS, Settle};
+use super::dirs::{Dir, Filler, SHARDS, Settle, is_of_process};
 use super::file::{FileKey, Unreadable, read_header};
 use super::file_system::Stat;
 use super::index::{Entry, Taken};
@@ -127,8 +127,11 @@ fn recover(files: &SegmentFiles, dir: &Dir) -> io::Result<Vec<Seen>> {
                     Ok(seen) => found.push(seen),
                     Err(Unreadable::Gone) => {}
                     Err(why) => {
-                        if matches!(why, Unreadable::Disk(_)) {
-                            dir.probe()?;
+                        match why {
+                            // The directory is tried again.
+                            Unreadable::Disk(e) if is_of_process(&e) => return Err(e),
+                            Unreadable::Disk(_) => dir.probe()?,
+                            _ => {}
                         }
                         files.note_damaged(&path, &why);
                         dir.disk.remove(&path).ok();

@@ -240,9 +240,12 @@ impl Versions {
         // Where each read asks, nothing is kept.
         if turnout == Turnout::Leader && age != MetadataAge::Always {
             let mut cached = self.cached.lock();
+            // Who asks in another way asks by itself: the answer to an older question may come later.
+            let is_newest = cached.versions.get(uri).is_none_or(|kept| kept.asked <= asked);
             match &answer {
-                Ok(version) => cached.insert(asked, version.clone()),
-                Err(_) => cached.remove(uri),
+                Ok(version) if is_newest => cached.insert(asked, version.clone()),
+                Err(_) if is_newest => cached.remove(uri),
+                _ => {}
             }
         }
         (turnout, answer)
@@ -335,6 +338,31 @@ mod tests {
         };
         let (told, ()) = tokio::join!(versions.cached_or(URI, ages, BLOCK_BYTES, ask), doubt);
         assert_eq!((&*told.unwrap().etag, asked.load(Relaxed)), ("two", 2));
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_comes_late_replaces_no_newer_one() {
+        for late in [Ok(tagged("one")), Err(Error::retry("hung up"))] {
+            let (versions, gate) = (new_versions(), Notify::new());
+            let (gate, first) = (Arc::new(gate), Arc::new(late));
+            let ask = || {
+                let (gate, first) = (gate.clone(), first.clone());
+                async move {
+                    gate.notified().await;
+                    (*first).clone()
+                }
+            };
+            // Of another kind, so that each asks by itself.
+            let older = versions.answer(URI, (HOUR, MissingAge::Second), ask);
+            let newer = async {
+                tokio::task::yield_now().await;
+                assert_eq!(told(&versions, HOUR, &Mutex::new(("two", 0))).await, "two");
+                gate.notify_waiters();
+                gate.notify_one();
+            };
+            drop(tokio::join!(older, newer));
+            assert_eq!(&*versions.young(URI, HOUR, BLOCK_BYTES).unwrap().etag, "two");
+        }
     }
 
     #[tokio::test]

@@ -31,6 +31,8 @@ pub struct Control {
     stop: CancellationToken,
     /// Held while the node begins or ends to drain.
     draining: Arc<Mutex<()>>,
+    /// Held while the node looks at itself for a status.
+    looking: Arc<Mutex<()>>,
     /// Of `OpenParts`.
     lists: ListTurns,
 }
@@ -38,7 +40,7 @@ pub struct Control {
 impl Control {
     /// Answers for `node`; `stop` ends open streams.
     pub fn new(node: Arc<Node>, stop: CancellationToken) -> Self {
-        Self { node, stop, draining: Arc::default(), lists: ListTurns::default() }
+        Self { node, stop, draining: Arc::default(), looking: Arc::default(), lists: ListTurns::default() }
     }
 }
 
@@ -127,7 +129,7 @@ impl Service for Control {
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Reply<v1::StatusReply> {
         let caller = caller(request.extensions())?;
-        let whole = status::status(&self.node, &caller).await?;
+        let whole = status::status(&self.node, &caller, &self.looking).await?;
         Ok(Response::new(visible::status(&caller, whole)))
     }
 

@@ -9,6 +9,7 @@ use crate::service::fetch_limit::toll;
 use crate::service::gate::{GatePermit, draining};
 use crate::service::guard::{caller, may_use, may_use_object};
 use crate::service::meter::StreamMeter;
+use crate::service::stalls::{MessageWatch, StreamOrigin, StreamWatch};
 use forebay_dataset::ready::drop_aside;
 use forebay_proto::hash::xxh3_64;
 use forebay_proto::object::ObjectVersion;
@@ -52,6 +53,7 @@ impl Service for ObjectService {
     async fn read(&self, request: Request<v1::ReadObjectRequest>) -> Reply<Self::ReadStream> {
         let who = caller(request.extensions())?;
         let permit = self.node.gate.enter()?.limited(who.limiter())?;
+        let origin = request.extensions().get::<StreamOrigin>().cloned().unwrap_or_default();
         let v1::ReadObjectRequest { object, ranges } = request.into_inner();
         let object = named(object)?;
         may_use_object(&who, &object.uri).await?;
@@ -59,8 +61,11 @@ impl Service for ObjectService {
         let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end).collect();
         let (hot, events) = (self.node.hot.clone(), self.node.events.clone());
         let meter = StreamMeter::of_object(hot, events, version.clone()).limited(who.limiter());
-        let pieces = self.node.objects.read(version, ranges).await?.paying(toll(who.limiter()));
-        let sending = Sending { node: self.node.clone(), pieces, meter, permit };
+        let pieces = self.node.stalls.looking(self.node.objects.read(version, ranges)).await?;
+        let pieces = pieces.paying(toll(who.limiter()));
+        let watch = self.node.stalls.watch(origin);
+        let held = watch.hold();
+        let sending = Sending { node: self.node.clone(), pieces, meter, permit, held, _watch: watch };
         let sent = stream::unfold(Some(sending), |sending| async move {
             let mut sending = sending?;
             let next = sending.next().await.transpose()?;
@@ -114,10 +119,13 @@ struct Sending {
     pieces: ObjectStream,
     meter: StreamMeter,
     permit: GatePermit,
+    held: MessageWatch,
+    _watch: StreamWatch,
 }
 
 impl Sending {
     async fn next(&mut self) -> Result<Option<v1::ObjectBytes>> {
+        self.held.moved();
         let piece = tokio::select! {
             biased;
             () = self.permit.end.cancelled() => return Err(draining()),

@@ -1,10 +1,13 @@
-//! Batch streams whose readers take nothing, and the memory that they hold meanwhile.
+//! Streams whose readers take nothing, and the memory that they hold meanwhile.
 //!
 //! A stream may hold a message whatever the others do, so that none waits for others that do not move. But
 //! there may be very many that do not move. So what they hold beyond the budget is bounded: the least for
 //! those whose reader has taken nothing yet, the most for those of whose address few hold any; and where a
 //! stream waits for memory, the connection of the reader that has stood still the longest is cut. A healthy
 //! one (a job that validates) connects again and goes on at that very row.
+//!
+//! The same where streams hold too many segments in memory, for want of another place. A stream of an object
+//! holds as much memory from its beginning to its end.
 //!
 //! Their tickets, and the places of the rows of a step, have memory of their own. Very many streams of one
 //! address may hold all of it: then a stream of an address that has few has some more at once.
@@ -44,12 +47,16 @@ const STILL: Duration = Duration::from_secs(10);
 /// How often a stream that waits looks for such readers.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The batch streams of a node.
+/// The streams of a node.
 #[derive(Debug)]
 pub struct Stalls {
     memory: Arc<MemoryBudget>,
     tickets: Arc<MemoryBudget>,
+    /// Segments that have no other place, which streams hold as long as they stand.
+    tier: Arc<MemoryBudget>,
     refusals: Arc<Refusals>,
+    /// [`STILL`], but in tests.
+    still: Duration,
     streams: Mutex<WatchedStreams>,
 }
 
@@ -103,8 +110,8 @@ pub struct MessageWatch {
 impl Stalls {
     /// None is open. Their messages and tickets are of this memory.
     pub fn new(memory: &Memory, refusals: Arc<Refusals>) -> Arc<Self> {
-        let (memory, tickets) = (memory.streams.clone(), memory.tickets.clone());
-        Arc::new(Self { memory, tickets, refusals, streams: Mutex::default() })
+        let (memory, tickets, tier) = (memory.streams.clone(), memory.tickets.clone(), memory.tier.clone());
+        Arc::new(Self { memory, tickets, tier, refusals, still: STILL, streams: Mutex::default() })
     }
 
     /// A stream begins: until the watch is dropped it may be cut, if it stands still with messages.
@@ -120,6 +127,23 @@ impl Stalls {
         streams.all.insert(number, stream);
         *streams.open.entry(address).or_default() += 1;
         StreamWatch { stalls: self.clone(), number, address, messages, has_sent: AtomicBool::new(false) }
+    }
+
+    /// Waits for memory that streams may hold, and looks for one that stands still meanwhile.
+    pub async fn looking<T>(&self, waits: impl Future<Output = T>) -> T {
+        let mut waits = pin!(waits);
+        loop {
+            tokio::select! {
+                biased;
+                done = waits.as_mut() => return done,
+                () = sleep(LOOK) => self.cut_one(self.still),
+            }
+        }
+    }
+
+    /// Whether streams hold more segments in memory than the tier may go beyond its limit.
+    fn holds_too_much(&self) -> bool {
+        self.tier.used() > self.tier.limit() + self.tier.limit() / 4
     }
 
     /// Cuts the connection whose reader has stood still the longest, if one does.
@@ -147,11 +171,17 @@ impl WatchedStreams {
     /// A stream has one message more, and moved now.
     fn add_message(&mut self, number: u64) {
         let Some(stream) = self.all.get_mut(&number) else { return };
-        self.holding.remove(&(stream.moved, number));
         if stream.messages == 0 {
             *self.of_address.entry(stream.origin.address).or_default() += 1;
         }
         stream.messages += 1;
+        self.moved(number);
+    }
+
+    /// A stream that has messages moved now.
+    fn moved(&mut self, number: u64) {
+        let Some(stream) = self.all.get_mut(&number) else { return };
+        self.holding.remove(&(stream.moved, number));
         stream.moved = Instant::now();
         if !stream.origin.cut.is_cancelled() {
             self.holding.insert((stream.moved, number));
@@ -195,6 +225,9 @@ fn one_less(counts: &mut HashMap<Option<IpAddr>, usize>, address: Option<IpAddr>
 impl StreamWatch {
     /// Memory for a message, with what says that the stream holds one.
     pub async fn permit(&self, bytes: u64) -> (MemoryPermit, MessageWatch) {
+        if self.stalls.holds_too_much() {
+            self.stalls.cut_one(self.stalls.still);
+        }
         let (memory, demand) = (&self.stalls.memory, Urgency::demand());
         let mut fair = pin!(memory.acquire(bytes, &demand));
         let held = loop {
@@ -202,13 +235,18 @@ impl StreamWatch {
                 biased;
                 held = fair.as_mut() => break held,
                 () = self.messages.wait(), if self.may_exceed() => break memory.acquire_now(bytes),
-                () = sleep(LOOK) => self.stalls.cut_one(STILL),
+                () = sleep(LOOK) => self.stalls.cut_one(self.stalls.still),
             }
         };
         self.has_sent.store(true, Relaxed);
+        (held, self.hold())
+    }
+
+    /// The stream holds memory from now on, until what is returned is dropped.
+    pub fn hold(&self) -> MessageWatch {
         let (stalls, number) = (self.stalls.clone(), self.number);
         stalls.streams.lock().add_message(number);
-        (held, MessageWatch { stalls, number, _message: self.messages.token() })
+        MessageWatch { stalls, number, _message: self.messages.token() }
     }
 
     /// Memory for a ticket, and for what the stream keeps beside its messages.
@@ -245,6 +283,13 @@ impl StreamWatch {
     /// Whether few streams of its address hold messages.
     fn is_one_of_few(&self) -> bool {
         self.stalls.streams.lock().of_address.get(&self.address).is_none_or(|count| *count < FEW)
+    }
+}
+
+impl MessageWatch {
+    /// The reader took something, though not all of it.
+    pub fn moved(&self) {
+        self.stalls.streams.lock().moved(self.number);
     }
 }
 
@@ -333,6 +378,49 @@ mod tests {
         drop(watches);
         let streams = stalls.streams.lock();
         assert!(streams.all.is_empty() && streams.holding.is_empty() && streams.of_address.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_stream_of_an_object_stands_still_if_nothing_of_it_is_taken() {
+        let stalls = stalls(MESSAGE);
+        let cuts = [0; 2].map(|_| CancellationToken::new());
+        let watches =
+            cuts.each_ref().map(|cut| stalls.watch(StreamOrigin { cut: cut.clone(), address: None }));
+        let held = watches.each_ref().map(StreamWatch::hold);
+        held[0].moved();
+        stalls.cut_one(Duration::ZERO);
+        assert!(cuts[1].is_cancelled() && !cuts[0].is_cancelled());
+        drop((held, watches));
+        assert!(stalls.streams.lock().holding.is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_waits_has_one_cut_and_so_have_too_many_segments_in_memory() {
+        for waits in [true, false] {
+            let mut stalls = stalls(MESSAGE);
+            Arc::get_mut(&mut stalls).unwrap().still = Duration::ZERO;
+            let cut = CancellationToken::new();
+            let watch = stalls.watch(StreamOrigin { cut: cut.clone(), address: None });
+            let held = watch.permit(MESSAGE).await;
+            let limit = stalls.tier.limit();
+            let mut segments = stalls.tier.acquire_now(limit + limit / 4);
+            if waits {
+                let memory = stalls.memory.clone();
+                let ended = async {
+                    cut.cancelled().await;
+                    drop(held);
+                };
+                let demand = Urgency::demand();
+                drop(tokio::join!(stalls.looking(memory.acquire(MESSAGE, &demand)), ended));
+            } else {
+                let other = stalls.watch(StreamOrigin::default());
+                other.permit(1).now_or_never();
+                assert!(!cut.is_cancelled(), "as much as may be");
+                segments.resize(limit + limit / 4 + 1);
+                other.permit(1).now_or_never();
+            }
+            assert!(cut.is_cancelled());
+        }
     }
 
     #[tokio::test]

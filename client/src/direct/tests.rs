@@ -1,9 +1,13 @@
 use super::*;
-use arrow::array::{ArrayRef, Int64Array, RecordBatch};
-use forebay_proto::Kind;
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::Int64Type;
+use forebay_dataset::stream::BatchStream;
+use forebay_proto::{Kind, v1};
 use futures::future::join_all;
+use parking_lot::Mutex;
 use parquet::arrow::ArrowWriter;
 use std::path::{Path, PathBuf};
+use std::sync::Weak;
 
 /// Bytes of a segment of [`dataset`], decoded.
 const SEGMENT: u64 = 8 * 1000;
@@ -59,6 +63,56 @@ async fn memory_is_bounded_and_the_oldest_goes() {
     assert_eq!(direct.counters().misses, 3, "0 was used after 1");
     direct.read(&manifest, 1, &[0]).await.unwrap();
     assert_eq!(direct.counters().misses, 4, "1 was not");
+}
+
+/// Knows how many segments were alive at once.
+struct Alive {
+    direct: Direct,
+    given: Mutex<Vec<Weak<SegmentBatch>>>,
+    most: AtomicU64,
+}
+
+impl SegmentSource for Alive {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
+        async move {
+            let ready = self.direct.get(reading, segment).await?;
+            let mut given = self.given.lock();
+            given.push(Arc::downgrade(&ready.batch));
+            given.retain(|batch| batch.strong_count() > 0);
+            self.most.fetch_max(given.len() as u64, Relaxed);
+            Ok(ready)
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_rows_from_everywhere_holds_few_segments_at_once() {
+    const SEGMENTS: i64 = 40;
+    let folder = tempfile::tempdir().unwrap();
+    (0..SEGMENTS).for_each(|i| write(&folder.path().join(format!("{i:02}.parquet")), i * 1000));
+    let direct = Direct::new(SourceSettings::default(), 4 * SEGMENT).unwrap();
+    let uri = format!("file://{}", folder.path().display());
+    let manifest = Arc::new(direct.source().freeze(&uri, 0).await.unwrap().manifest.clone());
+    let schema = forebay_dataset::schema::from_ipc(manifest.schema()).unwrap();
+    let reading = Reading::new(manifest, &schema, &["id".into()]).unwrap();
+    let (given, most) = Default::default();
+    let alive = Arc::new(Alive { direct: direct.clone(), given, most });
+    let setup = StreamSetup { segments: alive.clone(), ..direct.stream(reading) };
+    // Some rows of each, in turns.
+    let segment: Vec<u32> = (0..10 * SEGMENTS as u32).map(|n| n * 7 % SEGMENTS as u32).collect();
+    let row: Vec<u64> = (0..10 * SEGMENTS as u64).collect();
+    let ticket = v1::RowsTicket { segment: segment.clone(), row: row.clone(), ..Default::default() };
+    let BatchStream { schema, mut messages } = BatchStream::rows(setup, &ticket).unwrap();
+    let mut ids = Vec::new();
+    while let Some(message) = messages.recv().await {
+        let batch = message.unwrap().to_record_batch(&schema).unwrap();
+        ids.extend_from_slice(batch.column(0).as_primitive::<Int64Type>().values());
+    }
+    let wanted = segment.iter().zip(&row).map(|(segment, row)| i64::from(*segment) * 1000 + *row as i64);
+    assert_eq!(ids, wanted.collect::<Vec<_>>());
+    let most = alive.most.load(Relaxed);
+    assert!(most <= 12, "{most} of {SEGMENTS} segments at once, where 4 are kept and as many held");
 }
 
 #[tokio::test]

@@ -77,6 +77,8 @@ pub(crate) struct RowCopy {
 pub(crate) struct Completed {
     pub estimated_bytes: u64,
     pub bytes: u64,
+    /// Those of its values alone.
+    pub value_bytes: u64,
 }
 
 impl RowCopy {
@@ -190,11 +192,12 @@ impl BatchBuilder {
             progress.digest
         };
         let batch = self.build(digest, schema, pool)?;
-        let bytes = batch.bytes() as u64;
+        let value_bytes = batch.bytes() as u64;
+        let bytes = value_bytes + StepPlan::bytes_of(self.plan.rows.into());
         let mut progress = self.progress.lock();
         let estimated_bytes = std::mem::replace(&mut progress.budget_bytes, bytes);
         progress.batch = Some(batch);
-        Ok(Some(Completed { estimated_bytes, bytes }))
+        Ok(Some(Completed { estimated_bytes, bytes, value_bytes }))
     }
 
     /// Whether all rows have arrived.

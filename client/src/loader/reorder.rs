@@ -7,7 +7,7 @@
 
 use super::batch::Batch;
 use super::builder::{BatchBuilder, Commit};
-use super::sampler::Epoch;
+use super::sampler::{Epoch, StepPlan};
 use arrow::datatypes::SchemaRef;
 use forebay_dataset::PackedSchema;
 use forebay_dataset::pool::Pool;
@@ -134,7 +134,8 @@ impl ReorderBuffer {
             return Ok(Found::Known(Opened::Open(builder.clone())));
         }
         let next = open.first + open.builders.len() as u64 - epoch.first_seq;
-        let bytes = (epoch.rows(next)? as f64 * open.row_bytes) as u64;
+        let rows = epoch.rows(next)?;
+        let bytes = (rows as f64 * open.row_bytes) as u64 + StepPlan::bytes_of(rows);
         match !open.builders.is_empty() && open.bytes + bytes > self.budget {
             true => Ok(Found::Known(Opened::Full)),
             false => Ok(Found::Next(next, bytes)),
@@ -160,7 +161,7 @@ impl ReorderBuffer {
         let Some(completed) = builder.commit(commit, &self.schema, &self.pool)? else { return Ok(()) };
         let mut open = self.open_steps.lock();
         open.bytes = open.bytes.saturating_sub(completed.estimated_bytes) + completed.bytes;
-        open.row_bytes = completed.bytes as f64 / f64::from(builder.plan.rows.max(1));
+        open.row_bytes = completed.value_bytes as f64 / f64::from(builder.plan.rows.max(1));
         drop(open);
         self.ready.notify_one();
         Ok(())
@@ -264,7 +265,8 @@ mod tests {
         let (epoch, pool) = (epoch(), Pool::new(0));
         let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::UInt8, false)]));
         // Room for 16 batches: two of them are an eighth.
-        let buffer = ReorderBuffer::new(schema, pool.clone(), 16 * u64::from(ROWS), 1.0);
+        let step_bytes = u64::from(ROWS) + StepPlan::bytes_of(ROWS.into());
+        let buffer = ReorderBuffer::new(schema, pool.clone(), 16 * step_bytes, 1.0);
         let mut opened = 0;
         while let Opened::Open(builder) = buffer.try_open(&epoch, opened).unwrap() {
             builder.prepare(0, 1, &pool);
@@ -273,7 +275,7 @@ mod tests {
             buffer.commit(&builder, Commit { rows: ROWS, digest, ..Commit::default() }).unwrap();
             opened += 1;
         }
-        assert_eq!((opened, buffer.bytes()), (16, 160));
+        assert_eq!((opened, buffer.bytes()), (16, 16 * step_bytes));
         let next = buffer.open(&epoch, 16);
         tokio::pin!(next);
         let moment = Duration::from_millis(20);
@@ -283,6 +285,16 @@ mod tests {
         buffer.take(1).await.unwrap();
         assert!(next.await.unwrap().is_some());
         assert!(matches!(buffer.try_open(&epoch, 1), Ok(Opened::Past)));
+    }
+
+    #[test]
+    fn steps_of_few_bytes_count_for_all_that_they_take() {
+        let (epoch, pool) = (epoch_of(20_000, ROWS.into()), Pool::new(0));
+        let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::UInt8, false)]));
+        let buffer = ReorderBuffer::new(schema, pool.clone(), 1 << 20, 1.0);
+        let open = |step: &u64| matches!(buffer.try_open(&epoch, *step), Ok(Opened::Open(_)));
+        let opened = (0..2000).take_while(open).count();
+        assert!((300..=512).contains(&opened), "{opened} steps of 10 bytes in a MiB");
     }
 
     #[test]

@@ -63,6 +63,17 @@ pub(crate) struct StepPlan {
     running: Vec<OrderDigest>,
 }
 
+/// Bytes that an open step takes besides what is counted by its rows: its builder, the columns' and the batch's
+/// own parts.
+const STEP_BYTES: u64 = 2 << 10;
+
+impl StepPlan {
+    /// Bytes that an open step of so many rows takes besides its values.
+    pub fn bytes_of(rows: u64) -> u64 {
+        STEP_BYTES + rows * (size_of::<u64>() + size_of::<OrderDigest>()) as u64
+    }
+}
+
 impl Epoch {
     /// Cuts an order; `Invalid` if the numbers do not fit.
     pub fn new(manifest: Arc<Manifest>, order: Order, cut: Cut, rank: u32, first_seq: u64) -> Result<Self> {

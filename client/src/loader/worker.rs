@@ -176,7 +176,7 @@ impl StreamWorker {
     /// After a failure: the successors that take over, or `None` when this worker is to try again.
     async fn recover(&mut self, mut failure: Failure) -> Result<Option<Vec<Self>>> {
         loop {
-            self.history.failing_since.get_or_insert_with(Instant::now);
+            self.history.add(&failure);
             let situation = self.situation(&failure).await;
             let next = self.context.policy.on(&failure, &mut self.history, situation, Instant::now());
             tracing::debug!(error = %failure.error, step = self.committed.step, ?next, "a batch stream failed");

@@ -221,7 +221,7 @@ impl Stretch {
 
     /// Decides what follows a failure, and waits as long as that takes. The error is the stretch's last.
     async fn recover(&mut self, failure: Failure) -> Result<()> {
-        self.history.failing_since.get_or_insert_with(Instant::now);
+        self.history.add(&failure);
         let situation = self.situation(&failure).await;
         let next = self.context.policy.on(&failure, &mut self.history, situation, Instant::now());
         tracing::debug!(error = %failure.error, at = self.rest.start, ?next, "a read of an object failed");

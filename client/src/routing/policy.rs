@@ -35,6 +35,8 @@ pub(crate) enum Next {
 pub(crate) struct Failure {
     pub error: Error,
     pub kind: FailureKind,
+    /// For how long nothing had come before it was one.
+    pub silent: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +101,12 @@ impl Default for History {
 }
 
 impl History {
+    /// Another attempt has failed. Patience began when its silence did, if rows moved until then.
+    pub fn add(&mut self, failure: &Failure) {
+        let now = Instant::now();
+        self.failing_since.get_or_insert_with(|| now.checked_sub(failure.silent).unwrap_or(now));
+    }
+
     /// Does not count time in which nothing was owed. After a long one the node is asked again whether it
     /// serves.
     pub fn leave_out(&mut self, time: Duration) {
@@ -116,14 +124,14 @@ impl From<Error> for Failure {
             Kind::NotFound => FailureKind::UnknownDataset,
             _ => FailureKind::Final,
         };
-        Self { error, kind }
+        Self { error, kind, silent: Duration::ZERO }
     }
 }
 
 impl Failure {
     /// The bytes that came are not those that were sent: they may come whole the next time.
     pub fn damaged(error: Error) -> Self {
-        Self { error, kind: FailureKind::Broken }
+        Self { error, kind: FailureKind::Broken, silent: Duration::ZERO }
     }
 
     /// The same where the dataset is known, or there is none: an object is missing, which does not come by
@@ -202,7 +210,7 @@ mod tests {
         let mut history = History { failing_since: Some(since), reopened, ..History::default() };
         let [node_serves, nodes_left, has_fallback] = facts;
         let situation = Situation { source, node_serves, nodes_left, has_fallback };
-        let failure = Failure { error: Error::retry("as a test"), kind };
+        let failure = Failure { kind, ..Error::retry("as a test").into() };
         match POLICY.on(&failure, &mut history, situation, since + Duration::from_secs(seconds)) {
             Next::Retry(after) => {
                 assert!(!after.is_zero() && after <= PAUSES.0);
@@ -274,6 +282,16 @@ mod tests {
         let mut fresh = History::default();
         fresh.leave_out(Duration::from_secs(180));
         assert!(fresh.failing_since.is_none());
+    }
+
+    #[test]
+    fn patience_begins_with_the_silence() {
+        let mut history = History::default();
+        let silent = POLICY.patience;
+        let failure = Failure { silent, ..Error::retry("no data for 60 s").into() };
+        history.add(&failure);
+        let next = POLICY.on(&failure, &mut history, Situation::of(Direct), Instant::now());
+        assert!(matches!(next, Next::GiveUp(_)), "{next:?}");
     }
 
     /// When a node restarts, the workers of all ranks lose it in the same instant.

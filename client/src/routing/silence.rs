@@ -38,8 +38,13 @@ pub(crate) async fn owed<T>(
         if !serves {
             let ms = since.elapsed().as_millis();
             let error = format!("{} has been silent for {ms} ms and does not answer", node.url());
-            return Err(Failure { error: Error::retry(error), kind: FailureKind::NodeDead });
+            return Err(Failure {
+                error: Error::retry(error),
+                kind: FailureKind::NodeDead,
+                silent: since.elapsed(),
+            });
         }
     }
-    Err(Error::retry(format!("no data for {} s", patience.as_secs_f32())).into())
+    let error = Error::retry(format!("no data for {} s", patience.as_secs_f32()));
+    Err(Failure { silent: since.elapsed(), ..Failure::from(error) })
 }

@@ -79,16 +79,24 @@ fn alternatives(uri: &str, mut rest: &str) -> Result<Vec<String>> {
     Ok(texts)
 }
 
+/// Takes time by the product of both lengths, however many `**` there are.
 fn fit(pattern: &[String], key: &[&str]) -> Option<Fit> {
-    match (pattern.split_first(), key.split_first()) {
-        (None, None) => Some(Fit::Object),
-        (None, Some(_)) => Some(Fit::Directory),
-        (Some((first, rest)), _) if first == "**" => {
-            let fits = (0..=key.len()).filter_map(|skipped| fit(rest, &key[skipped..]));
-            fits.reduce(|a, b| if a == Fit::Object { a } else { b })
+    // Whether the pattern so far may end before each name of the key, and at its end.
+    let mut ends = vec![false; key.len() + 1];
+    ends[0] = true;
+    for part in pattern {
+        if part == "**" {
+            for at in 1..ends.len() {
+                ends[at] |= ends[at - 1];
+            }
+        } else {
+            let fits = key.iter().zip(&ends).map(|(name, ends)| *ends && fits_name(part, name));
+            ends = std::iter::once(false).chain(fits).collect();
         }
-        (Some((first, rest)), Some((name, below))) if fits_name(first, name) => fit(rest, below),
-        _ => None,
+    }
+    match ends.pop() {
+        Some(true) => Some(Fit::Object),
+        _ => ends.contains(&true).then_some(Fit::Directory),
     }
 }
 
@@ -131,9 +139,22 @@ mod tests {
             ("s3://b/t/a*b*c", "a-b-b-c", Some(Fit::Object)),
             ("s3://b/t/a*b*c", "a-c-b", None),
             ("s3://b/t/ab*ba", "aba", None),
+            ("s3://b/t/**/**/x/**", "a/x/b", Some(Fit::Object)),
+            ("s3://b/t/**/x/*", "a/x/b/c", Some(Fit::Directory)),
+            ("s3://b/t/**/x/*", "a/b/c", None),
         ] {
             assert_eq!(fit(uri, key), want, "{uri} {key}");
         }
+    }
+
+    /// Each star may stand for any of the names.
+    #[test]
+    fn a_pattern_of_very_many_stars_is_soon_looked_at() {
+        let key = vec!["a"; 300].join("/");
+        for stars in ["**/", "**/*/"] {
+            assert_eq!(fit(&format!("s3://b/t/{}x", stars.repeat(2000)), &key), None);
+        }
+        assert_eq!(fit(&format!("s3://b/t/{}a", "**/".repeat(2000)), &key), Some(Fit::Object));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::off_thread::blocking;
 use crate::parquet::footer::Footer;
 use crate::parquet::quiet::quietly;
+use crate::priority::{PrioritySemaphore, SemaphorePermit};
 use crate::source::{Source, SourceObject};
 use crate::urgency::Urgency;
 use bytes::Bytes;
@@ -20,6 +21,9 @@ const TAIL_BYTES: u64 = 64 << 10;
 /// A footer of this size may be read, however little the cache may hold.
 const SMALL_BYTES: usize = 16 << 20;
 
+/// How many times the bytes of a footer it takes at most while it is parsed: where row groups are empty.
+const PARSED_TIMES: u64 = 20;
+
 /// Footers that the cache makes ready to hold; more is only slower at first.
 const EXPECTED: usize = 64;
 
@@ -28,6 +32,8 @@ const EXPECTED: usize = 64;
 pub(crate) struct Footers {
     source: Source,
     cache: Arc<Mutex<Cache<Key, Arc<Footer>, FooterWeight>>>,
+    /// Memory of those that are being read: as much as the cache may hold.
+    reading: Arc<PrioritySemaphore>,
     /// The one that was read last, beyond what the cache may hold: most objects have the schema of the one
     /// before them.
     last: Arc<Mutex<Option<Arc<Footer>>>>,
@@ -49,7 +55,8 @@ impl Footers {
     pub(crate) fn new(source: Source) -> Self {
         let limit_bytes = source.settings().footer_cache_bytes as u64;
         let cache = Cache::with_weighter(EXPECTED, limit_bytes, FooterWeight);
-        Self { source, cache: Arc::new(Mutex::new(cache)), last: Arc::default() }
+        let reading = PrioritySemaphore::new(limit_bytes.max(SMALL_BYTES as u64));
+        Self { source, cache: Arc::new(Mutex::new(cache)), reading, last: Arc::default() }
     }
 
     /// The footer of an object, from the cache or read: the last 64 KiB, then exactly the bytes that are
@@ -63,14 +70,17 @@ impl Footers {
             return Ok(footer.clone());
         }
         let (uri, size) = (object.place.uri.clone(), object.size);
-        let metadata = self.metadata(object, urgency).await?;
+        let (metadata, reading) = self.metadata(object, urgency).await?;
         let like = self.last.lock().clone();
         let parse = move || {
             let parsed = quietly(|| Footer::parse(&metadata, size, like.as_deref()));
             parsed.and_then(|footer| footer).map_err(|why| corrupt(&uri, &why))
         };
         let footer = Arc::new(blocking(parse).await?);
-        *self.last.lock() = Some(footer.clone());
+        drop(reading);
+        if footer.memory_bytes() <= SMALL_BYTES {
+            *self.last.lock() = Some(footer.clone());
+        }
         self.cache.lock().insert(key, footer.clone());
         Ok(footer)
     }
@@ -80,8 +90,8 @@ impl Footers {
         self.cache.lock().remove(&key(object));
     }
 
-    /// The Thrift bytes before the last 8 of an object.
-    async fn metadata(&self, object: &SourceObject, urgency: &Urgency) -> Result<Bytes> {
+    /// The Thrift bytes before the last 8 of an object, with the memory to parse them.
+    async fn metadata(&self, object: &SourceObject, urgency: &Urgency) -> Result<(Bytes, SemaphorePermit)> {
         let (uri, size) = (&object.place.uri, object.size);
         if size < FOOTER_SIZE as u64 + 4 {
             return Err(corrupt(uri, &format!("it has only {size} bytes")));
@@ -105,11 +115,12 @@ impl Footers {
                  or columns, or allow more"
             )));
         }
+        let permit = self.reading.acquire(needed.saturating_mul(PARSED_TIMES), urgency).await;
         if needed > tail.len() as u64 {
             let head = self.source.get(object, size - needed..from, urgency).await?;
             tail = [head, tail].concat().into();
         }
-        Ok(tail.slice(tail.len() - needed as usize..tail.len() - FOOTER_SIZE))
+        Ok((tail.slice(tail.len() - needed as usize..tail.len() - FOOTER_SIZE), permit))
     }
 }
 

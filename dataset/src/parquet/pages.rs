@@ -10,6 +10,7 @@ use crate::parquet::column_origin::ColumnOrigin;
 use crate::parquet::fetch::coalesce;
 use crate::parquet::footer::Footer;
 use crate::parquet::footer_claims::has_its_pages;
+use crate::parquet::page_bodies::has_deltas;
 use crate::parquet::quiet::quietly;
 use crate::parquet::statistics::{facts, facts_of_pages};
 use arrow::datatypes::Schema;
@@ -144,7 +145,8 @@ impl FilteredObject {
         for (_, leaf, chunk) in chunks {
             let Some(range) = chunk.offset_index_range() else { return Ok(None) };
             let bytes = fetched.bytes(range)?;
-            if !has_its_pages(&bytes) {
+            // Texts that begin with their lengths are checked where all pages of their chunk are here.
+            if !has_its_pages(&bytes) || has_deltas(chunk) {
                 return Ok(None);
             }
             let offsets = decode_offset_index(&bytes)?;

@@ -1,6 +1,7 @@
 //! Datasets, frozen and read.
 
 mod delta;
+mod deltas;
 mod file;
 mod filters;
 mod given;

@@ -1,6 +1,7 @@
 //! Segment files damaged from outside while the disk cache runs: what the next reader gets, what one under
 //! way gets, and the scrub.
 
+use super::faulty::{Two, Wrong};
 use super::*;
 use arrow::array::{AsArray, types::Int64Type};
 use forebay_dataset::ReadySegment;
@@ -87,6 +88,22 @@ fn a_thousand_damages_in_a_running_store_are_all_found() {
             batch(n, 5000, &["a"])
         );
     }
+}
+
+#[test]
+fn what_cannot_be_opened_now_is_not_damaged() {
+    const EMFILE: i32 = 24;
+    let two = Two::new(5);
+    let cache = two.open(10).unwrap();
+    (0..4).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
+    let file = path(&cache, (0..4).find(|&n| path(&cache, n).exists()).unwrap());
+    drop(cache);
+    two.disk.set(&file, Wrong::All(EMFILE));
+    let cache = two.open(10).unwrap();
+    assert_eq!(held(&cache), 2, "its directory is set aside");
+    two.disk.set(&file, Wrong::Nothing);
+    cache.heal(later());
+    assert_eq!((held(&cache), cache.counters().corrupt.load(Ordering::Relaxed)), (4, 0));
 }
 
 #[test]

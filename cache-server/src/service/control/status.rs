@@ -7,15 +7,26 @@ use crate::disk::dirs::{DirStatus, Health};
 use crate::node::Node;
 use crate::runtime::blocking;
 use crate::service::metrics;
-use forebay_proto::{Result, v1};
+use forebay_proto::{Error, Result, v1};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
 
-/// All of it, with those datasets that the caller may know of.
-pub async fn status(node: &Arc<Node>, caller: &Caller) -> Result<v1::StatusReply> {
+/// How long a caller waits while the node looks at itself for others.
+const TURN: Duration = Duration::from_secs(10);
+
+/// All of it, with those datasets that the caller may know of. One look at a time: many at once would take all
+/// threads for disk work. `Full` if others take all the time.
+pub async fn status(node: &Arc<Node>, caller: &Caller, turn: &Arc<Mutex<()>>) -> Result<v1::StatusReply> {
+    let full = |_| Error::full("status: this node looks at itself for others all the time: try again");
+    let turn = timeout(TURN, turn.clone().lock_owned()).await.map_err(full)?;
     let (looking, who) = (node.clone(), caller.clone());
     // Compares datasets, of which there may be thousands, and counts the segments of new ones: not for an
     // async thread.
     let look = move || {
+        // Until it ends, though the caller may have gone.
+        let _turn = turn;
         let seen = looking.datasets.held().into_iter().filter(|(d, _)| who.sees_manifest(&d.manifest));
         let (all, counts): (Vec<Dataset>, Vec<SegmentsHeld>) = seen.unzip();
         let of = |(dataset, held)| dataset_status(&looking, dataset, &all, held);

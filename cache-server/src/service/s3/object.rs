@@ -202,7 +202,8 @@ async fn of(
         let pieces = match is_cached {
             true => {
                 let ranges = vec![range.clone()];
-                let stream = endpoint.node.objects.read(version.clone(), ranges).await?.lending();
+                let read = endpoint.node.objects.read(version.clone(), ranges);
+                let stream = endpoint.node.stalls.looking(read).await?.lending();
                 let stream = stream.paying(toll(visitor.limiter()));
                 let (hot, events) = (endpoint.node.hot.clone(), endpoint.node.events.clone());
                 let meter = StreamMeter::of_object(hot, events, version).limited(visitor.limiter());

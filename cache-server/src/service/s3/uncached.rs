@@ -68,7 +68,7 @@ impl UncachedPieces {
     ) -> Result<Self> {
         let if_match = HeaderValue::try_from(format!("\"{}\"", version.etag))
             .map_err(|_| Error::invalid(format!("{}: its ETag is none", version.uri)))?;
-        let memory = endpoint.node.objects.stream_memory(&version.uri).await?;
+        let memory = endpoint.node.stalls.looking(endpoint.node.objects.stream_memory(&version.uri)).await?;
         Ok(Self { endpoint: endpoint.clone(), named: named.clone(), if_match, rest: range, _memory: memory })
     }
 

@@ -5,11 +5,10 @@ use crate::dataset::Dataset;
 use crate::direct::Direct;
 use crate::node::Node;
 use crate::stream::{Head, Stream, StreamEvent};
-use forebay_dataset::stream::{BatchStream, Orders, PlanWalk, Reading, StreamSetup};
+use forebay_dataset::stream::{BatchStream, Orders, PlanWalk, Reading};
 use forebay_proto::{Manifest, Result, v1};
 use prost::Message as _;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// How the messages of nodes come.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +43,7 @@ impl Feed {
     pub fn direct(direct: &Direct, dataset: &Dataset, ticket: &v1::PlanTicket) -> Result<Self> {
         let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &ticket.columns)?;
         let walk = PlanWalk::new(&reading.manifest, ticket, &Orders::default())?;
-        let answer = BatchStream::plan(StreamSetup::new(reading, Arc::new(direct.clone())), walk);
+        let answer = BatchStream::plan(direct.stream(reading), walk);
         Ok(Self::Direct { answer, events: VecDeque::new() })
     }
 
