@@ -102,8 +102,8 @@ impl Endpoints {
         &self.known.nodes
     }
 
-    /// All of them, the preferred one first, then the others that the topology had when it was last heard; the
-    /// one of these that answered last where no named one did comes before all.
+    /// All of them, the preferred one first, then the others that the topology had when it was last heard.
+    /// The one of these that answered last where no named one did comes before all.
     pub fn known(&self) -> Vec<Node> {
         let (before, from) = self.known.nodes.split_at(self.known.preferred.load(Relaxed));
         let (told, instead) = (self.known.told.lock(), self.known.instead.lock());

@@ -139,7 +139,7 @@ impl ReadySegment {
 
     /// Bytes that the segment takes of the process's own memory; 0 if it lies in a file.
     pub fn own_bytes(&self) -> usize {
-        if self.guard.is_some() { self.batch.memory_bytes() } else { 0 }
+        if self.guard.is_some() || self.verifiers.is_empty() { self.batch.memory_bytes() } else { 0 }
     }
 }
 

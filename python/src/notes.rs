@@ -32,8 +32,8 @@ pub(crate) fn listen() {
     tracing::subscriber::set_global_default(notes).ok();
 }
 
-/// Passes on what was said. A logger that raises loses its note, and nothing else. What is no `Exception` is
-/// raised: logging is Python code, in which a signal may be handled.
+/// Passes on what was said. A logger that raises loses its note, and nothing else. Anything but an
+/// `Exception` is raised: logging is Python code, in which a signal may be handled.
 pub(crate) fn tell(py: Python<'_>) -> PyResult<()> {
     let Some(notes) = NOTES.try_lock().map(|mut notes| std::mem::take(&mut *notes)) else { return Ok(()) };
     for Note { logger, level, text } in notes {

@@ -130,7 +130,7 @@ fn recover(files: &SegmentFiles, dir: &Dir) -> io::Result<Vec<Seen>> {
                         match why {
                             // The directory is tried again.
                             Unreadable::Disk(e) if is_of_process(&e) => return Err(e),
-                            Unreadable::Disk(_) => dir.probe()?,
+                            Unreadable::Disk(_) => dir.probe().map(drop)?,
                             _ => {}
                         }
                         files.note_damaged(&path, &why);

@@ -242,7 +242,7 @@ impl StreamWatch {
         (held, self.hold())
     }
 
-    /// The stream holds memory from now on, until what is returned is dropped.
+    /// The stream holds memory from now on, until the watch is dropped.
     pub fn hold(&self) -> MessageWatch {
         let (stalls, number) = (self.stalls.clone(), self.number);
         stalls.streams.lock().add_message(number);

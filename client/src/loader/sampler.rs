@@ -63,12 +63,11 @@ pub(crate) struct StepPlan {
     running: Vec<OrderDigest>,
 }
 
-/// Bytes that an open step takes besides what is counted by its rows: its builder, the columns' and the batch's
-/// own parts.
+/// Bytes that an open step takes whatever rows it has: its builder, the columns' and the batch's own parts.
 const STEP_BYTES: u64 = 2 << 10;
 
 impl StepPlan {
-    /// Bytes that an open step of so many rows takes besides its values.
+    /// Bytes that an open step of some rows takes besides their values.
     pub fn bytes_of(rows: u64) -> u64 {
         STEP_BYTES + rows * (size_of::<u64>() + size_of::<OrderDigest>()) as u64
     }

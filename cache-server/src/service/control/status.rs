@@ -16,8 +16,8 @@ use tokio::time::timeout;
 /// How long a caller waits while the node looks at itself for others.
 const TURN: Duration = Duration::from_secs(10);
 
-/// All of it, with those datasets that the caller may know of. One look at a time: many at once would take all
-/// threads for disk work. `Full` if others take all the time.
+/// All of it, with those datasets that the caller may know of. One look at a time: many at once would take
+/// all threads for disk work. `Full` if others take all the time.
 pub async fn status(node: &Arc<Node>, caller: &Caller, turn: &Arc<Mutex<()>>) -> Result<v1::StatusReply> {
     let full = |_| Error::full("status: this node looks at itself for others all the time: try again");
     let turn = timeout(TURN, turn.clone().lock_owned()).await.map_err(full)?;

@@ -12,7 +12,7 @@ use forebay_proto::view::Split;
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 const ROWS: u64 = 1000;
@@ -63,13 +63,27 @@ fn with_split(objects: u32, segments: u32, rows: u64) -> [Manifest; 2] {
 }
 
 #[tokio::test]
+async fn the_node_looks_at_itself_for_one_caller_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, turn) = (node(dir.path()).await, Arc::<tokio::sync::Mutex<()>>::default());
+    let another = turn.clone().lock_owned().await;
+    let caller = Caller::everyone();
+    let mut told = Box::pin(status(&node, &caller, &turn));
+    assert!(tokio::time::timeout(Duration::from_millis(50), &mut told).await.is_err(), "it waits");
+    drop(another);
+    told.await.unwrap();
+    assert!(turn.try_lock().is_ok(), "and is done");
+}
+
+#[tokio::test]
 async fn a_status_says_what_is_held_of_each_dataset() {
     let dir = tempfile::tempdir().unwrap();
     let node = node(dir.path()).await;
     let [whole, split] = with_split(4, 40, 15 * ROWS + 1);
     let ids = ids(&whole);
+    let turn = Arc::default();
     let told = async || {
-        let told = status(&node, &Caller::everyone()).await.unwrap();
+        let told = status(&node, &Caller::everyone(), &turn).await.unwrap();
         let of = |d: &forebay_proto::v1::DatasetStatus| (d.part.clone(), d.segments_held, d.segments_owned);
         let mut told: Vec<_> = told.datasets.iter().map(of).collect();
         told.sort();
@@ -99,11 +113,11 @@ async fn what_a_status_costs() {
         learn(&node, manifest).await;
     }
     let caller = Caller::everyone();
-    black_box(status(&node, &caller).await.expect("a status"));
+    black_box(status(&node, &caller, &Arc::default()).await.expect("a status"));
     let mut took = Vec::new();
     for _ in 0..101 {
         let begun = Instant::now();
-        black_box(status(&node, &caller).await.expect("a status"));
+        black_box(status(&node, &caller, &Arc::default()).await.expect("a status"));
         took.push(begun.elapsed());
     }
     took.sort();
