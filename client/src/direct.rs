@@ -21,6 +21,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Decoded bytes kept by default: a window of 32 segments of the default size.
 pub const MEMORY_BYTES: u64 = 1 << 30;
 
+/// Segments of a window of the default size, twice: sizes are estimates.
+const WINDOW_SEGMENTS: u64 = 2 * 16;
+
 /// Bytes of a segment of the default size: tells the cache how many entries to expect.
 const SEGMENT_BYTES: u64 = 32 << 20;
 
@@ -73,9 +76,13 @@ impl Direct {
         &self.0.source
     }
 
-    /// A stream of rows, which holds no more segments than are kept, but always one.
+    /// A stream of rows. It holds as many bytes of segments as are kept, or a window of the default size if
+    /// that is more, as segments of one that does not fit would be read again for each message.
     pub(crate) fn stream(&self, reading: Reading) -> StreamSetup {
-        let hooks = Arc::new(self.clone());
+        let segments = reading.manifest.segments();
+        let largest = segments.iter().map(|segment| segment.decoded_bytes).max().unwrap_or_default();
+        let window = largest.saturating_mul(WINDOW_SEGMENTS);
+        let hooks = Arc::new(HeldWithin(self.0.segments.capacity().max(window) as usize));
         StreamSetup { hooks, ..StreamSetup::new(reading, Arc::new(self.clone())) }
     }
 
@@ -133,11 +140,14 @@ impl SegmentSource for Direct {
     }
 }
 
-impl StreamHooks for Direct {
+/// Bytes of segments that a stream may hold; nobody else watches it.
+struct HeldWithin(usize);
+
+impl StreamHooks for HeldWithin {
     fn reached(&self, _: u64) {}
 
     fn held_bytes(&self) -> usize {
-        self.0.segments.capacity() as usize
+        self.0
     }
 
     fn permit(&self, _: usize) -> BoxFuture<'_, MemoryGuard> {
