@@ -4,8 +4,7 @@
 //! as there is room for them. However many readers want a segment that is not there, it is read
 //! once. Nothing is kept on disk, and nothing is shared between processes: that is the cache's work.
 
-use forebay_dataset::ready::MemoryGuard;
-use forebay_dataset::stream::{Reading, SegmentSource, StreamHooks, StreamSetup};
+use forebay_dataset::stream::{Reading, SegmentSource, StreamSetup, Unwatched};
 use forebay_dataset::{ReadySegment, SegmentBatch, SegmentReader, SourceSettings, Urgency};
 use forebay_proto::manifest::{DatasetId, Manifest};
 use forebay_proto::v1::Counters;
@@ -82,7 +81,7 @@ impl Direct {
         let segments = reading.manifest.segments();
         let largest = segments.iter().map(|segment| segment.decoded_bytes).max().unwrap_or_default();
         let window = largest.saturating_mul(WINDOW_SEGMENTS);
-        let hooks = Arc::new(HeldWithin(self.0.segments.capacity().max(window) as usize));
+        let hooks = Arc::new(Unwatched(self.0.segments.capacity().max(window) as usize));
         StreamSetup { hooks, ..StreamSetup::new(reading, Arc::new(self.clone())) }
     }
 
@@ -137,21 +136,6 @@ impl Direct {
 impl SegmentSource for Direct {
     fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         self.read(&reading.manifest, segment, &reading.projection).map_ok(ReadySegment::from).boxed()
-    }
-}
-
-/// Bytes of segments that a stream may hold; nobody else watches it.
-struct HeldWithin(usize);
-
-impl StreamHooks for HeldWithin {
-    fn reached(&self, _: u64) {}
-
-    fn held_bytes(&self) -> usize {
-        self.0
-    }
-
-    fn permit(&self, _: usize) -> BoxFuture<'_, MemoryGuard> {
-        std::future::ready(None).boxed()
     }
 }
 

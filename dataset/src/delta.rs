@@ -106,7 +106,7 @@ pub(crate) async fn read(
             table(&engine, &uri, (&snapshot, version)).map(Some)
         };
         // The kernel logs each error and each step: the error that is returned says it once.
-        // Its parts in Parquet are nobody's but the table's writer's.
+        // The parquet crate may panic over a damaged checkpoint.
         let read = quietly(|| tracing::subscriber::with_default(NoSubscriber::default(), read));
         let read = read.map_err(|why| Error::corrupt(format!("{uri}: its log cannot be read: {why}")))?;
         read.map_err(|fault| explain(&uri, &engine, fault))

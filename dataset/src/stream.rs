@@ -36,7 +36,7 @@ use tokio::sync::mpsc;
 
 pub use reading::Reading;
 pub use setup::StreamSetup;
-pub use source::{NoHooks, SegmentSource, StreamBudget, StreamHooks};
+pub use source::{SegmentSource, StreamBudget, StreamHooks, Unwatched};
 pub use walk::{Orders, PlanWalk};
 pub use wire::Message;
 

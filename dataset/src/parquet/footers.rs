@@ -21,7 +21,7 @@ const TAIL_BYTES: u64 = 64 << 10;
 /// A footer of this size may be read, however little the cache may hold.
 const SMALL_BYTES: usize = 16 << 20;
 
-/// How many times the bytes of a footer it takes at most while it is parsed: where row groups are empty.
+/// How many times its own bytes a footer takes while it is parsed, about: where all row groups are empty.
 const PARSED_TIMES: u64 = 20;
 
 /// Footers that the cache makes ready to hold; more is only slower at first.

@@ -6,6 +6,7 @@
 //! unpacked once more before they are decoded; pages of other codecs and encodings are not looked at.
 
 use crate::parquet::chunks::Chunks;
+use crate::parquet::thrift::CompactReader;
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use lz4_flex::frame::FrameDecoder;
@@ -66,7 +67,7 @@ pub(super) fn check_deltas(chunks: &Chunks, chunk: &ColumnChunkMetaData) -> Resu
         let (mut rest, encoding, values) = match page {
             Page::DataPage { buf, num_values, encoding, .. } => {
                 let levels = levels.iter().filter(|level| **level > 0);
-                (levels.clone().try_fold(buf, |rest, _| without_prefixed(&rest)), encoding, num_values)
+                (levels.clone().try_fold(buf, |rest, _| Some(prefixed(&rest)?.1)), encoding, num_values)
             }
             Page::DataPageV2 {
                 buf, num_values, encoding, def_levels_byte_len, rep_levels_byte_len, ..
@@ -87,51 +88,37 @@ pub(super) fn check_deltas(chunks: &Chunks, chunk: &ColumnChunkMetaData) -> Resu
     Ok(())
 }
 
-/// What follows bytes that are preceded by their length.
-fn without_prefixed(bytes: &Bytes) -> Option<Bytes> {
+/// Bytes preceded by their length, and what follows them.
+pub(super) fn prefixed(bytes: &Bytes) -> Option<(Bytes, Bytes)> {
     let length = u32::from_le_bytes(*bytes.first_chunk()?) as usize;
-    length.checked_add(4).filter(|end| *end <= bytes.len()).map(|end| bytes.slice(end..))
+    let end = length.checked_add(4).filter(|end| *end <= bytes.len())?;
+    Some((bytes.slice(4..end), bytes.slice(end..)))
 }
 
 /// What follows a list of numbers in `DELTA_BINARY_PACKED`, found as the parquet crate finds it; `None` if it
 /// says that it has more than `most` numbers, or ends beyond these bytes.
 fn after_lengths(bytes: &Bytes, most: u64) -> Option<Bytes> {
-    let mut at = 0;
-    let [block, parts, count, _first] = [(); 4].map(|()| varint(bytes, &mut at));
-    let (block, parts, count) = (block?, usize::try_from(parts?).ok().filter(|parts| *parts > 0)?, count?);
+    let mut reader = CompactReader { bytes };
+    let (block, parts, count) = (reader.varint()?, reader.varint()?, reader.varint()?);
+    let _first = reader.varint()?;
+    let values_of_part = block.checked_div(parts)?;
     if count > most {
         return None;
     }
-    let values_of_part = block / parts as u64;
     let mut left = count.saturating_sub(1);
     while left > 0 && values_of_part > 0 {
-        varint(bytes, &mut at)?;
-        let widths = bytes.get(at..at.checked_add(parts)?)?;
-        at += parts;
-        for width in widths {
+        let _least = reader.varint()?;
+        let widths = reader.bytes;
+        reader.take(parts)?;
+        for width in &widths[..widths.len() - reader.bytes.len()] {
             // Those behind the last number have no bytes, whatever they say.
             if left > 0 {
-                let part_bytes = u64::from(*width).checked_mul(values_of_part)? / 8;
-                at = at.checked_add(usize::try_from(part_bytes).ok()?)?;
+                reader.take(u64::from(*width).checked_mul(values_of_part)? / 8)?;
                 left = left.saturating_sub(values_of_part);
             }
         }
     }
-    (at <= bytes.len()).then(|| bytes.slice(at..))
-}
-
-/// A number of 64 bits with 7 in each byte.
-fn varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let byte = *bytes.get(*at)?;
-        *at += 1;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
+    Some(bytes.slice_ref(reader.bytes))
 }
 
 #[cfg(test)]

@@ -32,7 +32,8 @@ impl CompactReader<'_> {
         Some(*first)
     }
 
-    fn varint(&mut self) -> Option<u64> {
+    /// A number of 64 bits with 7 in each byte.
+    pub fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -75,7 +76,8 @@ impl CompactReader<'_> {
         Some((head & 0x0f, count))
     }
 
-    fn take(&mut self, count: u64) -> Option<()> {
+    /// Passes over bytes.
+    pub fn take(&mut self, count: u64) -> Option<()> {
         self.bytes = self.bytes.get(usize::try_from(count).ok()?..)?;
         Some(())
     }

@@ -1,7 +1,7 @@
 //! What a stream is given to work with.
 
 use super::reading::Reading;
-use super::source::{NoHooks, SegmentSource, StreamBudget, StreamHooks};
+use super::source::{SegmentSource, StreamBudget, StreamHooks, Unwatched};
 use crate::pool::Pool;
 use crate::shared::MessagePool;
 use std::sync::Arc;
@@ -29,6 +29,6 @@ impl StreamSetup {
     pub fn new(reading: Reading, segments: Arc<dyn SegmentSource>) -> Self {
         let budget = StreamBudget::default();
         let pool = Pool::new(MESSAGES_POOLED * budget.message_bytes).into();
-        Self { reading, segments, hooks: Arc::new(NoHooks), budget, pool }
+        Self { reading, segments, hooks: Arc::new(Unwatched(usize::MAX)), budget, pool }
     }
 }

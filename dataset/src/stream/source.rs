@@ -31,15 +31,16 @@ pub trait StreamHooks: Send + Sync + 'static {
     }
 }
 
-/// A stream that nobody watches, in memory without bounds.
+/// A stream that nobody watches, with the bytes of segments outside of files that it may hold, and without
+/// a bound of messages.
 #[derive(Debug, Clone, Copy)]
-pub struct NoHooks;
+pub struct Unwatched(pub usize);
 
-impl StreamHooks for NoHooks {
+impl StreamHooks for Unwatched {
     fn reached(&self, _: u64) {}
 
     fn held_bytes(&self) -> usize {
-        usize::MAX
+        self.0
     }
 
     fn permit(&self, _: usize) -> BoxFuture<'_, MemoryGuard> {

@@ -7,6 +7,7 @@ use super::levels::{all_defined, all_of_length};
 use super::page_values::{StoredNumber, indexed, plain};
 use crate::parquet::chunks::Chunks;
 use crate::parquet::footer::RowGroups;
+use crate::parquet::page_bodies::prefixed;
 use bytes::Bytes;
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageMetadata, PageReader};
@@ -261,13 +262,6 @@ impl FlatPages {
         self.is_other.store(true, Relaxed);
         ParquetError::General("a value is null, a list is not full, or the encoding is a rare one".into())
     }
-}
-
-/// Bytes preceded by their length, and what follows them.
-fn prefixed(buf: &Bytes) -> Option<(Bytes, Bytes)> {
-    let length = u32::from_le_bytes(*buf.first_chunk()?) as usize;
-    let end = length.checked_add(4).filter(|end| *end <= buf.len())?;
-    Some((buf.slice(4..end), buf.slice(end..)))
 }
 
 impl Iterator for FlatPages {
